@@ -37,8 +37,10 @@ _LOSSY_SETTINGS = {
 }
 _SEGMENTS = 8
 #: The oid of a migrated copy, when no other copy on the server has it. The template names it as its
-#: home, so that a copy needs no transaction of its own for that.
+#: home, so that a copy needs no transaction of its own for that. Not before PostgreSQL 18:
+#: PostgreSQL 15 loses sessions over the statistics of databases that have one oid after another.
 _HOME = 4_000_000_000
+_HOME_SINCE = 180_000
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES_MIN = 4_000_000_000
 
@@ -205,11 +207,15 @@ def fresh_database(
     create = sql.SQL("create database {} template {} {}").format(
         sql.Identifier(name), sql.Identifier(template), sql.SQL(how)
     )
-    at_home = sql.SQL("{} oid {}").format(create, oid)
-    try:
-        _admin(server, create if oid is None else at_home)
-    except psycopg.errors.InvalidParameterValue:  # Another copy has the oid.
+    is_at_home = oid is not None and _reuses_oids(server)
+    if is_at_home:
+        try:
+            _admin(server, sql.SQL("{} oid {}").format(create, oid))
+        except psycopg.errors.InvalidParameterValue:
+            is_at_home = False  # Another copy has the oid.
+    if not is_at_home:
         _admin(server, create)
+    if oid is not None and not is_at_home:
         with psycopg.connect(server.dsn(name)) as conn:
             # A copy of a database is a foreign one; this one is meant to be at home here.
             conn.execute(
@@ -222,9 +228,15 @@ def fresh_database(
         _admin(server, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
+def _reuses_oids(server: EmbeddedServer) -> bool:
+    admin = _admins.get(server.data_dir)
+    return admin is not None and admin.info.server_version >= _HOME_SINCE
+
+
 def _admin(server: EmbeddedServer, statement: sql.Composable) -> None:
-    if server.data_dir in _admins:
-        _admins[server.data_dir].execute(statement)
+    admin = _admins.get(server.data_dir)
+    if admin is not None and not admin.closed:
+        admin.execute(statement)
         return
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         conn.execute(statement)
