@@ -91,6 +91,9 @@ def test_no_job_with_an_ordering_key_is_lost_or_doubled_under_stress(
     assert len(ledger.committed) > 50 * stress_seconds
     with connect(database) as conn:
         assert one(conn, "select last_value from forebay.parked_seq") > 1
+        # On a busy machine the run is over before a segment is old enough.
+        while one(conn, "select emptied from forebay.retain_v1()") is not None:
+            pass
         emptied = (
             "select count(*) from forebay.segment where removed_at is not null and hi - lo < 1000"
         )
