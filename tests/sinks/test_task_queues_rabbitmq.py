@@ -25,6 +25,7 @@ def sink(request, url, far_name):
     return Dramatiq(url, far_name, tasks={ORDER: SHIP})
 
 
+@pytest.mark.slow
 def test_a_worker_runs_what_was_committed(sink, url, far_name, database, redis_server):
     command = {
         "celery": ["-m", "celery", "-A", "celery_tasks", "worker", "--pool=solo", "-Q", far_name],

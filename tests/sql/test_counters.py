@@ -56,6 +56,7 @@ def agree(conn, jobs) -> None:
         assert found in (before, by_job(conn, jobs, _PLACE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_depth_is_the_sum_over_the_states_of_all_jobs(database, conn, seed, keyed):

@@ -21,7 +21,7 @@ declare
 begin
     begin
         v_value := pg_sequence_last_value(forebay._leader_flag(p_duty));
-        raise exception 'read';  -- The end of the block gives the lock of the sequence back: its drop waits for nobody.
+        raise exception 'read';  -- The end of the block gives the lock of the sequence back, for its drop.
     exception
         when raise_exception then
             null;
