@@ -43,7 +43,7 @@ def agreed(
         count: does the dry run.
         question: asks for consent to what the dry run found.
         show: prints what the dry run found.
-        named: each job was named: there is no question.
+        named: the call names each job, so it asks no question.
         if_none: ask even if no job was found.
 
     Raises:

@@ -1,7 +1,7 @@
 """The first process of a container: it waits for processes that lost their parent.
 
-The kernel gives such a process to number 1. Who has number 1 and does not wait for them, as a
-Python program, collects dead processes until none can be started.
+The kernel makes process 1 the parent of such a process. A Python program does not wait for
+processes that it did not start: as process 1 it would keep the dead ones until none can be started.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Final
 
-#: What is passed on.
+#: The signals that process 1 passes on.
 _SIGNALS: Final = (
     signal.SIGTERM,
     signal.SIGINT,

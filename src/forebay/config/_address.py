@@ -134,7 +134,7 @@ def _masked_fields(query: str) -> str:
 
 
 def require_address(dsn: object, source: str | None = None) -> None:
-    """Refuse an address that is no text, or that libpq would misread, and then print in part."""
+    """Refuse what is not text, and an address that libpq would misread and print in part."""
     if not isinstance(dsn, str):
         raise ConfigError(
             "database address", f"is {shown(dsn)}, not text", source=source, hint=_HINT

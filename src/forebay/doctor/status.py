@@ -1,7 +1,7 @@
 """``forebay status``: what is wrong now, as one list.
 
 The problems are those of ``forebay.watch.problems``. A few checks of the doctor add what stops jobs
-and is no alert.
+without an alert.
 """
 
 from __future__ import annotations
