@@ -249,27 +249,27 @@ async def test_several_drains_send_the_same_jobs_and_wait_for_none(app, database
     assert quick.messages[0].id != slow.messages[0].id
 
 
-@pytest.mark.parametrize("on_dead", ["hold", "skip"])
+@pytest.mark.parametrize("holds_key", [True, False])
 async def test_a_rejected_message_holds_its_key_if_wanted_and_is_redriven_in_its_place(
-    app, database, conn, on_dead
+    app, database, conn, holds_key
 ):
     rejects = True
     sink = ListSink(
         lambda message: Rejected("no") if rejects and message.body == b'{"n":1}' else None
     )
-    drain = Drain(app, "orders", sink=sink, queue="orders", on_dead=on_dead)
+    drain = Drain(app, "orders", sink=sink, queue="orders", holds_key=holds_key)
     enqueue(conn, 4, keys=1)
     client = forebay.Client(database)
     async with draining(drain, database) as worker:
         await wait_for_async(client.dead_letters)
-        if on_dead == "skip":
+        if not holds_key:
             await wait_for_async(lambda: worker.stats.done == 3)
         rejects = False
         (letter,) = client.dead_letters()
-        assert letter.holds_key == (on_dead == "hold")
+        assert letter.holds_key == holds_key
         client.redrive(letter.dead_id)
         await wait_for_async(lambda: worker.stats.done == 4)
-    accepted = [0, 1, 2, 3] if on_dead == "hold" else [0, 2, 3, 1]
+    accepted = [0, 1, 2, 3] if holds_key else [0, 2, 3, 1]
     refused_once = [0, 1, *accepted[1:]]
     assert bodies(sink) == [b'{"n":%d}' % number for number in refused_once]
     ids = [message.id for message in sink.messages if message.body == b'{"n":1}']
@@ -382,7 +382,7 @@ def test_a_declaration_is_checked(app):
         ({"concurrency": True}, "concurrency is True"),
         ({"timeout": 0}, "timeout is 0"),
         ({"verify": True, "sink": RedisList("redis://h", "k")}, "cannot be read back"),
-        ({"on_dead": "wait"}, "on_dead is 'wait'"),
+        ({"holds_key": "wait"}, "holds_key is 'wait'"),
         ({"group": ""}, "group"),
     ]:
         given = {"name": "other", "sink": ListSink(), "queue": "orders"} | options

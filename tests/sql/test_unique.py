@@ -441,9 +441,11 @@ def test_whoever_joined_is_seen_by_a_later_run(database):
 
 def test_whoever_joined_is_not_seen_when_claims_do_not_look(database):
     """
-    Without the follow-up nothing runs after that commit.
+    Without the successor nothing runs after that commit.
     """
-    break_function(database, "_take", ("perform forebay._follow_up(v_taken, p_group_id)", "null"))
+    break_function(
+        database, "_take", ("perform forebay._append_successors(v_taken, p_group_id)", "null")
+    )
     with violation(ValueError):
         whoever_joined_is_seen_by_a_later_run(database)
 

@@ -32,14 +32,14 @@ def _is_first(entry: int) -> bool:
     return True
 
 
-@app.job(on_dead="hold")
+@app.job(holds_key=True)
 async def hold(
     ctx: forebay.Context, entry: int, seconds: float, dies: bool
 ) -> forebay.Outcome | None:
     return await _work(ctx, entry, seconds, dies=dies)
 
 
-@app.job(on_dead="skip")
+@app.job(holds_key=False)
 async def skip(
     ctx: forebay.Context, entry: int, seconds: float, dies: bool
 ) -> forebay.Outcome | None:

@@ -31,7 +31,7 @@ ENDPOINTS = {
 
 #: Pairs whose two orders are on two branches, which the text of a function does not tell, and why.
 BRANCHES = {
-    ("keys", "lock_follow_up"): "a claim is of one sort of lanes",
+    ("keys", "lock_successor"): "a claim is of one sort of lanes",
     (
         "lane",
         "lock_gate_",

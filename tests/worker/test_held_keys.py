@@ -1,4 +1,4 @@
-"""Jobs whose kind says on_dead="hold": later jobs of the key wait for the dead one, in the
+"""Jobs whose kind says holds_key=True: later jobs of the key wait for the dead one, in the
 worker too.
 """
 
@@ -13,7 +13,7 @@ from tests.support.fix_worker import run_until_idle
 pytestmark = pytest.mark.anyio
 
 
-def declare(app, sort: str, on_dead: str, ran: list[int], dying: set[int]) -> None:
+def declare(app, sort: str, holds_key: bool, ran: list[int], dying: set[int]) -> None:
     """Declare the kind; jobs named in dying die, once each."""
 
     def outcome(job: forebay.Job) -> Dead | None:
@@ -22,13 +22,13 @@ def declare(app, sort: str, on_dead: str, ran: list[int], dying: set[int]) -> No
 
     if sort == "batch":
 
-        @app.batch_job(name="work", size=3, on_dead=on_dead)
+        @app.batch_job(name="work", size=3, holds_key=holds_key)
         def work_many(jobs: list[forebay.Job]) -> list[Dead | None]:
             return [outcome(job) for job in jobs]
 
     else:
 
-        @app.job(name="work", on_dead=on_dead, transaction=sort == "transaction")
+        @app.job(name="work", holds_key=holds_key, transaction=sort == "transaction")
         def work(ctx: forebay.Context) -> Dead | None:
             return outcome(ctx.job)
 
@@ -41,7 +41,7 @@ async def test_jobs_behind_a_dead_one_wait_until_it_is_redriven(app, conn, sort)
     others = [enqueue(conn, ordering_key="other") for _ in range(5)]
     ran: list[int] = []
     dying = {ids[3]}
-    declare(app, sort, "hold", ran, dying)
+    declare(app, sort, True, ran, dying)
     await run_until_idle(app)
     assert [job for job in ran if job in ids] == ids[:4]
     assert [job for job in ran if job in others] == others
@@ -59,12 +59,12 @@ async def test_jobs_behind_a_dead_one_run_without_the_option(app, conn):
     """The control."""
     ids = [enqueue(conn, ordering_key="k") for _ in range(6)]
     ran: list[int] = []
-    declare(app, "thread", "skip", ran, {ids[3]})
+    declare(app, "thread", False, ran, {ids[3]})
     await run_until_idle(app)
     assert ran == ids
 
 
 def test_another_word_is_refused():
     app = forebay.App()
-    with pytest.raises(ConfigError, match="on_dead"):
-        app.job(lambda: None, name="work", on_dead="wait")  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="holds_key"):
+        app.job(lambda: None, name="work", holds_key="wait")  # type: ignore[call-overload]

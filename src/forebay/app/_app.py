@@ -188,7 +188,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         limit_by: Sequence[str] = (),
         order_by: Sequence[str] = (),
         keep_result: bool | float | timedelta = False,
-        on_dead: Literal["skip", "hold"] = "skip",
+        holds_key: bool = False,
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -227,8 +227,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
             order_by: as ``limit_by``, for the ordering key.
             keep_result: keep what the handler returns, as JSON, for this time; True for a week.
                 Read it with ``handle(job_id).result()``.
-            on_dead: what a dead letter means for later jobs of its ordering key: "skip" lets them
-                run; with "hold" they wait until it is redriven, in its place, or skipped or purged.
+            holds_key: a dead letter holds its ordering key: later jobs of the key wait until it is
+                redriven, in its place, or skipped or purged. Otherwise they run.
             executor: "process" runs the handler in a separate process, which is reused and is
                 killed at the timeout.
             memory_bytes: with "process", on Linux: maximum memory above that at its start; beyond
@@ -263,7 +263,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         unique: Callable[[str], Unique] | None = None,
         limit_by: Sequence[str] = (),
         order_by: Sequence[str] = (),
-        on_dead: Literal["skip", "hold"] = "skip",
+        holds_key: bool = False,
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -299,7 +299,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
             unique: ...
             limit_by: ...
             order_by: ...
-            on_dead: ...
+            holds_key: ...
             executor: ...
             memory_bytes: ...
             cpu_seconds: ...
@@ -327,7 +327,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
                 unique=unique,
                 limit_by=limit_by,
                 order_by=order_by,
-                on_dead=on_dead,
+                holds_key=holds_key,
                 executor=executor,
                 memory_bytes=memory_bytes,
                 cpu_seconds=cpu_seconds,

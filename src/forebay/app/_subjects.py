@@ -349,7 +349,7 @@ class AppSubjects:
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
-        on_dead: Literal["skip", "hold"] = "skip",
+        holds_key: bool = False,
         limit_by: Sequence[str] = (),
         order_by: Sequence[str] = (),
     ) -> SubjectDecorator:
@@ -380,7 +380,7 @@ class AppSubjects:
             executor: see ``job``, also for the following options.
             memory_bytes: ...
             cpu_seconds: ...
-            on_dead: ...
+            holds_key: ...
             limit_by: ...
             order_by: ...
 
@@ -420,7 +420,7 @@ class AppSubjects:
                 executor=executor,
                 memory_bytes=memory_bytes,
                 cpu_seconds=cpu_seconds,
-                on_dead=on_dead,
+                holds_key=holds_key,
                 limit_by=limit_by,
                 order_by=order_by,
             )

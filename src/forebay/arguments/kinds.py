@@ -123,7 +123,7 @@ class Kind:
         batch_size: int | None = None,
         linger: object = None,
         keep_result: object = False,
-        on_dead: object = "skip",
+        holds_key: object = False,
         executor: object = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -172,7 +172,7 @@ class Kind:
             batch_size=batch_size,
             linger_seconds=_checked_linger(name, linger),
             keep_result_seconds=keep_seconds,
-            holds_key=_checked_on_dead(name, on_dead),
+            holds_key=_checked_holds_key(name, holds_key),
             in_process=executor == "process",
             memory_bytes=memory_bytes,
             cpu_seconds=cpu_seconds,
@@ -461,12 +461,12 @@ def _check_executor(name: str, executor: object, memory: object, cpu: object) ->
             )
 
 
-def _checked_on_dead(name: str, on_dead: object) -> bool:
-    if on_dead not in ("skip", "hold"):
+def _checked_holds_key(name: str, holds: object) -> bool:
+    if not isinstance(holds, bool):
         raise ConfigError(
-            f"kind {name}: on_dead", f"is {shown(on_dead)}, not 'skip' or 'hold'", value=on_dead
+            f"kind {name}: holds_key", f"is {shown(holds)}, not True or False", value=holds
         )
-    return on_dead == "hold"
+    return holds
 
 
 def _checked_keep(name: str, keep: object) -> float | None:

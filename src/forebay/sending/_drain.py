@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds, OneHandler
 from forebay.errors import ConfigError, InvalidJob, shown
@@ -51,8 +51,8 @@ class Drain(QueueService):
         concurrency: how many calls run at once in one process, 1 to 100.
         timeout: how long one call may take; then the sink counts as unavailable.
         retry: the retry policy of refused messages. Default: the settings.
-        on_dead: what a dead letter means for later messages of its ordering key: with "hold" they
-            wait until it is redriven or skipped.
+        holds_key: a dead letter holds its ordering key: later messages of the key wait until it is
+            redriven or skipped. Otherwise they overtake it.
         verify: whether to read each message back before its job is done. True: at once; a duration:
             after this time. A message that the sink accepted and does not have is sent again under
             a new id, and counted as lost.
@@ -88,7 +88,7 @@ class Drain(QueueService):
         concurrency: int = 1,
         timeout: float | timedelta = TIMEOUT_SECONDS_DEFAULT,
         retry: RetryPolicy | None = None,
-        on_dead: Literal["skip", "hold"] = "skip",
+        holds_key: bool = False,
         verify: bool | float | timedelta = False,
         keep_proofs: float | timedelta | None = None,
     ) -> None:
@@ -141,7 +141,7 @@ class Drain(QueueService):
             batch_size=batch_size,
             linger=linger,
             retry=retry,
-            on_dead=on_dead,
+            holds_key=holds_key,
             keep_result=keep_proofs,
             # The calls of a batch have their own timeouts; this one ends what does not obey them.
             hard_timeout_seconds=min(86_400.0, calls * (seconds + (verify_seconds or 0)) + 60),

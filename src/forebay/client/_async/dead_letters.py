@@ -71,7 +71,7 @@ class AsyncDeadLetters(AsyncClientBase):
 
         Return whether it held the key.
 
-        The dead letter stays. See ``on_dead`` of ``App.job``.
+        The dead letter stays. See ``holds_key`` of ``App.job``.
 
         Raises:
             DeadLetterNotFound: no dead letter has this id.

@@ -72,7 +72,7 @@ class DeadLetters(ClientBase):
 
         Return whether it held the key.
 
-        The dead letter stays. See ``on_dead`` of ``App.job``.
+        The dead letter stays. See ``holds_key`` of ``App.job``.
 
         Raises:
             DeadLetterNotFound: no dead letter has this id.

@@ -135,7 +135,7 @@ begin
         v_xids := v_xids[:1];
     end if;
     if v_tombstones and v_seqs is not null then
-        perform forebay._follow_up(v_taken, p_group_id);
+        perform forebay._append_successors(v_taken, p_group_id);
     end if;
 
     -- The window of the last row, or an empty one at now when everything is used up.

@@ -100,7 +100,7 @@ begin
         v_parked_no := coalesce(pg_sequence_last_value('forebay.parked_seq'), 0);
     end if;
     if v_tombstones and v_taken.seqs is not null then
-        perform forebay._follow_up(case when v_taken.is_plain then v_rows else v_taken.jobs end, p_group_id);
+        perform forebay._append_successors(case when v_taken.is_plain then v_rows else v_taken.jobs end, p_group_id);
     end if;
 
     v_from := c.start;

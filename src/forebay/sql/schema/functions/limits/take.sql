@@ -155,7 +155,7 @@ begin
         perform forebay._report_deaths(v_taken.dead);
     end if;
     if v_taken.seqs is not null and pg_sequence_last_value('forebay.tombstone_seq') is not null then
-        perform forebay._follow_up(v_taken.jobs, p_group_id);
+        perform forebay._append_successors(v_taken.jobs, p_group_id);
     end if;
 
     if v_suspect then

@@ -5,7 +5,7 @@
 -- deletes old generations, cannot restart the numbering between the read and the insert.
 --
 -- A call that joins a waiting job (coalesce) locks its row until the caller's transaction ends, and reads again whether it
--- still waits: the claim that starts the job sees the lock. See forebay._follow_up().
+-- still waits: the claim that starts the job sees the lock. See forebay._append_successors().
 create function forebay._enqueue_unique(
     p_job forebay._job_input, p_start timestamptz, p_unique_as jsonb, p_where text,
     out job_id bigint, out is_new boolean, out replaced bigint)

@@ -1,12 +1,12 @@
--- Follow up jobs that a claim hands out and that an open transaction has joined (coalesce): these runs do not see what that
--- transaction wrote, so each job gets a successor, at its first start in any group.
+-- Append successors of jobs that a claim hands out and that an open transaction has joined (coalesce): these runs do not see what that
+-- transaction wrote, so each job gets one, at its first start in any group.
 --
--- The successor waits briefly for that transaction to end. If it has not ended, the successor is followed up too, later
+-- The successor waits briefly for that transaction to end. If it has not ended, it gets a successor too, later
 -- each time, up to ten seconds. The claim itself waits for no transaction.
 --
 -- Parameters: p_group_id, the group whose claim takes the rows.
--- Locks: the follow-up lock; the rows of the generations, without waiting.
-create function forebay._follow_up(p_rows forebay.log[], p_group_id bigint) returns void
+-- Locks: the lock of successors; the rows of the generations, without waiting.
+create function forebay._append_successors(p_rows forebay.log[], p_group_id bigint) returns void
 language plpgsql volatile
 as $$
 #variable_conflict use_column
@@ -28,9 +28,9 @@ begin
     if cardinality(v_keys) = 0 then
         return;
     end if;
-    lock table only forebay.lock_follow_up in share update exclusive mode;
+    lock table only forebay.lock_successor in share update exclusive mode;
     foreach v_key in array v_keys loop
-        -- A key with a newer generation, or started by another group, has been followed up.
+        -- A key with a newer generation, or started by another group, has a successor already.
         continue when exists (select from forebay.unique_key u
                               where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen > v_key.gen);
         continue when forebay._key_state(v_key, p_group_id) <> 'waiting';
