@@ -1,5 +1,5 @@
 """Everything fails at once: workers, sessions, servers, the network, the disk and the clock,
-under hostile producers.
+under hostile producers, while operators replay, redrive, cancel, erase, pause and apply.
 
 An account outside the database says what was committed, what ran, and in which order.
 """
@@ -17,6 +17,7 @@ from tests.support.mutant import break_function
 from tests.support.stepping_server import SteppingClock, stepping_clock
 from tests.support.storm import FAULTS, Storm, prepare, problems, wait_until_calm
 from tests.support.storm_cluster import Cluster, storm_cluster
+from tests.support.storm_operators import Operators, problems_of_acts
 from tests.support.storm_producers import Producers
 from tests.support.worker_process import crew
 
@@ -28,7 +29,7 @@ _APP = "tests.support.storm_app:app"
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppingClock | None]:
     """The clock of all servers that this test starts; None without libfaketime."""
-    with stepping_clock(monkeypatch) as found:
+    with stepping_clock(monkeypatch, at_once=False) as found:
         yield found
 
 
@@ -64,14 +65,21 @@ def weather(
             faults=faults,
         )
         try:
-            with Producers(cluster.dsn, seed, slow_share=slow_share) as producers:
-                storm.rage(seconds, every_seconds)
-            storm.calm()
+            with Operators(cluster.dsn, seed) as operators:
+                with Producers(cluster.dsn, seed, slow_share=slow_share) as producers:
+                    storm.rage(seconds, every_seconds)
+                storm.calm()
             wait_until_calm(cluster, storm, 300)
+            while operators.redrive_all():
+                wait_until_calm(cluster, storm, 300)
+        except BaseException:
+            print(cluster.primary.log_path.read_text(errors="replace")[-3000:])
+            raise
         finally:
             storm.stop()
         with connect(cluster.direct) as conn:
             found = problems(conn, producers.account, effects)
+            found |= problems_of_acts(conn, operators.acts, effects)
             segments = one(conn, "select min(segment_id) from forebay.segment")
         print(f"faults: {dict(storm.done)}; not possible here: {sorted(storm.skipped)}")
         print(f"transactions: {dict(producers.account.transactions)}")

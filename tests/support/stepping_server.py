@@ -48,10 +48,21 @@ class SteppingServer:
 
 
 @contextmanager
-def stepping_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppingClock | None]:
+def stepping_clock(
+    monkeypatch: pytest.MonkeyPatch, *, at_once: bool = True
+) -> Iterator[SteppingClock | None]:
     """Let every server that is started meanwhile have a clock that can be set.
 
     None without libfaketime.
+
+    The library allocates memory to read the file of the offset. PostgreSQL looks at the clock also
+    in the signal handler of its timers: if that interrupts an allocation, the server crashes. That
+    happens within minutes where many sessions have timers.
+
+    Args:
+        monkeypatch: undoes it.
+        at_once: each process reads the file at every look at the clock. Otherwise once a second,
+            which is hardly ever in a signal handler.
     """
     library = faketime_library()
     if library is None:
@@ -66,7 +77,7 @@ def stepping_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppingClock | 
     variables = {
         "LD_PRELOAD": str(library),
         "FAKETIME_TIMESTAMP_FILE": str(offset),
-        "FAKETIME_NO_CACHE": "1",
+        **({"FAKETIME_NO_CACHE": "1"} if at_once else {"FAKETIME_CACHE_DURATION": "1"}),
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_RESET": "1",
     }
