@@ -1,6 +1,7 @@
 """The jobs of a mirror write in short calls with rests for other work."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from forebay.errors import ConfigError
 from forebay.mirror import Document
 from forebay.mirror._write_share import NoTurn, WriteShare
 from forebay.testing import LyingTarget
-from tests.support.engine import one, state
+from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import running
 from tests.support.waiting import wait_for_async
 
@@ -123,16 +124,18 @@ class Items:
         raise AssertionError("nobody scans")
 
 
+def jobs_of(items):
+    return [
+        SimpleNamespace(args={"id": item}, tag=None, priority=0, job_id=item, enqueued_at=0)
+        for item in items
+    ]
+
+
 def passes(mirror, *groups):
     """Run passes over these groups of items at the same time; return how the jobs of each end."""
-    jobs = [
-        [SimpleNamespace(args={"id": item}, tag=None, priority=0, job_id=item,
-            enqueued_at=0) for item in group]
-        for group in groups
-    ]  # fmt: skip
 
     async def run():
-        return await asyncio.gather(*(mirror._reconciler.run(each) for each in jobs))
+        return await asyncio.gather(*(mirror._reconciler.run(jobs_of(each)) for each in groups))
 
     return mirror._loop_thread.submit(run()).result()
 
@@ -255,3 +258,102 @@ def test_a_share_of_nothing_is_refused(app):
     for share in (0, -1, 1.01, float("nan")):
         with pytest.raises(ConfigError, match="write_share"):
             forebay.Mirror(app, "pages", source=Items(), target=LyingTarget(), write_share=share)
+
+
+# --- beside others ---
+
+
+class Slow(LyingTarget):
+    """A target whose reads and writes take a part of the clock's time, which is noted."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+        self.busy = 0.0
+        self.asked = []
+
+    def read(self, ids):
+        self.clock.now += 0.05
+        self.busy += 0.05
+        self.asked.append(len(ids))
+        return super().read(ids)
+
+    def write(self, documents):
+        self.clock.now += 0.05
+        self.busy += 0.05
+        return super().write(documents)
+
+
+def on_clock(mirror, clock):
+    """Let the turns of whole passes go by a clock; return the mirror's reconciler."""
+    reconciler = mirror._reconciler
+    reconciler._pass_share = WriteShare(0.25, clock=clock, sleep=clock.sleep)
+    return reconciler
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_beside_direct_writes_whole_passes_take_their_share(app, conn, beside):
+    """
+    Reads of the target and proofs count too, and a backlog is worked on in parts. Without a direct
+    write of any process a pass is one.
+    """
+    clock = Clock()
+    target = Slow(clock)
+    mirror = forebay.Mirror(app, "pages", source=Items(), target=target)
+    on_clock(mirror, clock)
+    if beside:
+        one(conn, "select forebay.record_direct(%s::jsonb, 'web')", direct("pages"))
+    one(conn, "select forebay.record_direct(%s::jsonb, 'web')", direct("other"))
+    (endings,) = await asyncio.to_thread(passes, mirror, range(1000))
+    assert endings == [None] * 1000
+    if beside:
+        assert target.asked[:2] == [250, 250]  # looked at, and read back
+        assert sum(clock.slept) >= 3 * (target.busy - 0.15) - 1e-6  # all but the last part
+    else:
+        assert target.asked[:1] == [1000]
+        assert clock.slept == []
+    mirror.close()
+
+
+def direct(name):
+    """Return the counts of a direct write."""
+    return json.dumps({"mirror": name, "counts": [["direct.skipped", None, None, 1]]})
+
+
+async def test_a_direct_write_counts_for_a_quarter_of_a_minute(app, conn):
+    one(conn, "select forebay.record_direct(%s::jsonb, 'web')", direct("pages"))
+    assert one(conn, "select forebay.has_direct_writes('pages')")
+    shift_clock(conn, 16)
+    assert not one(conn, "select forebay.has_direct_writes('pages')")
+
+
+async def test_without_an_answer_direct_writes_are_assumed(app, conn):
+    """
+    A role without the right, or an older schema: work goes on, at the lower share.
+    """
+    conn.execute("drop function forebay.has_direct_writes(text)")
+    clock = Clock()
+    mirror = forebay.Mirror(app, "pages", source=Items(), target=Slow(clock))
+    on_clock(mirror, clock)
+    (endings,) = await asyncio.to_thread(passes, mirror, range(300))
+    assert endings == [None] * 300
+    assert clock.slept
+    mirror.close()
+
+
+async def test_parts_whose_turn_does_not_come_are_postponed(app, conn):
+    """
+    A heartbeat is one of them: nothing proves that both stores answered.
+    """
+    one(conn, "select forebay.record_direct(%s::jsonb, 'web')", direct("pages"))
+    mirror = forebay.Mirror(app, "pages", source=Items(), target=Counting())
+    clock = Clock()
+    reconciler = on_clock(mirror, clock)
+    reconciler._pass_share._rested_at = 1e6
+    (beat,) = jobs_of([0])
+    beat.args = {"heartbeat": True}
+    running = mirror._loop_thread.submit(reconciler.run([beat, *jobs_of(range(3))]))
+    endings = await asyncio.wrap_future(running)
+    assert [type(end).__name__ for end in endings] == ["Snooze"] * 4
+    assert mirror.target.sizes == []
+    mirror.close()

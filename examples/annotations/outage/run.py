@@ -43,8 +43,9 @@ _STEADY_SECONDS = 5.0
 _DEADLINE_MS = 250
 
 #: The p99 up to which no request waited for the index: the deadline, and as much for the request
-#: itself.
+#: itself; on a slow machine ten times what it takes when nothing is wrong.
 _P99_MS_MAX = 2 * _DEADLINE_MS
+_P99_RATIO_MAX = 10
 
 #: The service's settings. A grace of a minute, as is usual, would only make the demo longer.
 _SETTINGS = {
@@ -73,7 +74,7 @@ class Result:
         failed_writes: of these, not answered with success.
         lost_writes: answered with success, and not in the database.
         deadline_ms: the longest that a write may wait for the index.
-        limit_ms: the p99 up to which no request waited for the index.
+        limit_ms: the p99 up to which no request waited for the index; on a slow machine more.
         write_p99_ms_before: the time that 99 of 100 writes did not exceed, before the outage.
         write_p99_ms_during: the same during the outage.
         write_p99_ms_after: after it, while the backlog was worked off.
@@ -378,13 +379,14 @@ class _Outage:
         reads = [r for r in record.requests if r.kind == "read"]
         old = [r for r in record.requests if r.kind == "old"]
         done = sum(r.is_done for r in writes)
+        before = percentile(record.before(writes), 0.99)
         return Result(
             writes=len(writes),
             failed_writes=len(writes) - done,
             lost_writes=done - self._ledger.writes(),
             deadline_ms=_DEADLINE_MS,
-            limit_ms=_P99_MS_MAX,
-            write_p99_ms_before=percentile(record.before(writes), 0.99),
+            limit_ms=round(max(_P99_MS_MAX, _P99_RATIO_MAX * before)),
+            write_p99_ms_before=before,
             write_p99_ms_during=percentile(record.during(writes), 0.99),
             write_p99_ms_after=percentile(record.after(writes), 0.99),
             read_p99_ms_before=percentile(record.before(reads), 0.99),

@@ -41,6 +41,9 @@ log = logger("forebay.mirror")
 #: The time between two samples of the number of due jobs.
 _SAMPLE_SECONDS: Final = 60.0
 
+#: The time between two looks for direct writes.
+_LOOK_SECONDS: Final = 1.0
+
 QUEUE_DEFAULT: Final = "mirror"
 BATCH_SIZE_DEFAULT: Final = 2500
 GRACE_SECONDS_DEFAULT: Final = 60.0
@@ -81,8 +84,9 @@ class Mirror(MirrorJobs):
         direct_timeout: how long ``write_now`` may take in all.
         write_share: the share of the time in which the jobs of one process write to the target,
             above 0 and at most 1. They write in short calls, one at a time, with a rest after each,
-            so that other work continues beside a backlog. 1: in calls for all items of a pass,
-            several at a time, without a rest.
+            so that other work continues beside a backlog. While any process writes directly, with
+            ``write_now``, they take half of this share of the time for all their work, reads
+            included. 1: in calls for all items of a pass, several at a time, without a rest.
         thresholds: when its status is an alert; None for the defaults of ``Thresholds``.
 
     Durations are seconds or timedeltas.
@@ -163,6 +167,7 @@ class Mirror(MirrorJobs):
             lag_seconds=self._lag,
             call_seconds=call_seconds,
             write_share=write_share,
+            has_direct_writes=self._has_direct_writes,
         )
         #: Keeps the counts of direct writes, samples and audits.
         self._records = ForeignSession(lambda: app.dsn, name="forebay mirror", seconds=call_seconds)
@@ -179,6 +184,7 @@ class Mirror(MirrorJobs):
             seconds=direct_seconds,
         )
         self._sample_at = 0.0
+        self._looked_at, self._are_direct = float("-inf"), True
         app._internals.add_mirror(self)
         base = _seconds(where, "interval", interval)
         self._expires_seconds = _seconds(where, "expires_in", expires_in)
@@ -387,6 +393,18 @@ class Mirror(MirrorJobs):
         except Exception as error:
             log.warning("mirror %s: no record was kept: %s", self.name, problem_of(error))
             return None
+
+    async def _has_direct_writes(self) -> bool:
+        """Whether any process writes directly, looked up once a second; True without an answer."""
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = now
+            try:
+                self._are_direct = await self._records.run(mirrors.has_direct_writes(self.name))
+            except Exception as error:
+                log.debug("mirror %s: direct writes are not known: %s", self.name, error)
+                self._are_direct = True
+        return self._are_direct
 
     async def _keep_record(self, operation: Operation[Any]) -> bool:
         try:

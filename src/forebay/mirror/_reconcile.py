@@ -9,11 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from dataclasses import field
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
-from forebay._dataclass import dataclass
 from forebay.errors import DatabaseUnavailable, InvalidJob, TargetUnavailable
 from forebay.mirror._breaker import SharedBreaker
 from forebay.mirror._decide import Verdict, decide, is_proved
@@ -26,8 +23,9 @@ from forebay.mirror._model import (
     checked_seen,
     with_digest,
 )
+from forebay.mirror._pass import Item, Pass, Undecided
 from forebay.mirror._write_share import UNLIMITED, NoTurn, WriteShare
-from forebay.model import Dead, Outcome, Retry, Snooze
+from forebay.model import Dead, Retry, Snooze
 from forebay.model.outcome import Endings
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
     from forebay.mirror._loop_thread import Calls
     from forebay.mirror._model import Id, Seen, Source, Target
+    from forebay.mirror._pass import Ending, Origin
     from forebay.model import Job
 
 #: Errors that say nothing about an item, only that a store is unavailable now. Timeouts are among
@@ -56,10 +55,12 @@ _TRY_SECONDS_MAX: Final = 30.0
 #: about as fast as they can be processed.
 POSTPONED_PER_SECOND: Final = 2500.0
 
+#: The share of the time that passes take beside direct writes, as a share of that in which they write
+#: otherwise.
+_OF_PASSES: Final = 0.5
+
 #: The longest time a job is postponed.
 _POSTPONE_SECONDS_MAX: Final = 3600.0
-
-Ending = Outcome | Exception | None
 
 
 class Counts:
@@ -78,73 +79,6 @@ class Counts:
         """Return the counts so far."""
         with self._lock:
             return dict(self._counts)
-
-
-class _Undecided(Enum):
-    """It is not decided yet how the jobs of an item end."""
-
-    UNDECIDED = auto()
-
-
-UNDECIDED: Final = _Undecided.UNDECIDED
-
-
-#: Tag and priority of a job.
-Origin: TypeAlias = tuple[str | None, int | None]
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """One item of a pass, with its jobs.
-
-    ``places`` and ``origins`` belong to the jobs, in their order; ``counters`` holds the counts for
-    them.
-    """
-
-    id: Id
-    places: list[int] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
-    counters: Counter[tuple[str, Origin]] = field(default_factory=Counter)
-    force: bool = False
-    entry: Document | Gone | None = None
-    seen: Seen | None = None
-    verdict: Verdict | None = None
-    ending: Ending | _Undecided = UNDECIDED
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is undecided how its jobs end."""
-        return self.ending is UNDECIDED
-
-    def count(self, outcome: str) -> None:
-        """Count an outcome of the item, for the first of its jobs."""
-        self.counters[outcome, self.origins[0]] += 1
-
-    def count_jobs(self, outcome: str) -> None:
-        """Count an outcome for each of its jobs."""
-        for origin in self.origins:
-            self.counters[outcome, origin] += 1
-
-
-@dataclass(slots=True, eq=False)
-class Pass:
-    """Jobs that are processed together.
-
-    Attributes:
-        jobs: all jobs.
-        items: their items, each once.
-        heartbeats: places of the heartbeats among the jobs.
-        trouble: why a store became unavailable; None while both answer.
-        is_skipped: nothing was tried, because the breaker is open.
-        heartbeat_error: why a heartbeat failed although both stores are available.
-    """
-
-    jobs: Sequence[Job]
-    items: dict[Id, Item] = field(default_factory=dict)
-    heartbeats: list[int] = field(default_factory=list)
-    trouble: Exception | None = None
-    is_skipped: bool = False
-    heartbeat_error: Exception | None = None
 
 
 class LRUCache:
@@ -183,6 +117,7 @@ class Reconciler:
         lag_seconds: the time until accepted writes can be read.
         call_seconds: how long one call may take.
         write_share: the share of the time in which calls write to the target.
+        has_direct_writes: tells whether any process writes to the target directly.
     """
 
     def __init__(
@@ -198,6 +133,7 @@ class Reconciler:
         lag_seconds: float,
         call_seconds: float,
         write_share: float,
+        has_direct_writes: Callable[[], Awaitable[bool]],
     ) -> None:
         self._name = name
         self._source = source
@@ -210,6 +146,9 @@ class Reconciler:
         self._seconds = call_seconds
         self.breaker = SharedBreaker(seconds_max=_TRY_SECONDS_MAX)
         self._write_share = WriteShare(write_share)
+        self._has_direct_writes = has_direct_writes
+        #: Of whole passes, beside direct writes.
+        self._pass_share = WriteShare(write_share * _OF_PASSES if write_share < 1 else 1)
         self._is_reported_open = False
         #: When the last postponed job returns, on the clock of ``time.monotonic``.
         self._back_at = 0.0
@@ -221,7 +160,7 @@ class Reconciler:
     async def run(self, jobs: Sequence[Job]) -> Endings:
         """Return how each job ends (None when its item was read and is right), and the counters."""
         endings: list[Ending] = [None] * len(jobs)
-        work = Pass(jobs)
+        work = Pass(jobs, self._write_share)
         counters: Counter[tuple[str, Origin]] = Counter()
         for place, job in enumerate(jobs):
             if job.args.get("heartbeat") is True:
@@ -239,7 +178,10 @@ class Reconciler:
             if _is_forced(job) and self._forced.recall(_name(job)) is None:
                 item.force = True
         if work.items or work.heartbeats:
-            await self._pass(work)
+            if self._write_share.is_limited and await self._has_direct_writes():
+                await self._pass_in_turns(work)
+            else:
+                await self._pass(work)
         for place in work.heartbeats:
             if work.heartbeat_error is not None:
                 endings[place] = work.heartbeat_error
@@ -251,7 +193,7 @@ class Reconciler:
                 endings[place] = Snooze(wait, reason="a store is unavailable")
                 counters["postponed", _origin(jobs[place])] += 1
         for item in work.items.values():
-            assert not isinstance(item.ending, _Undecided)
+            assert not isinstance(item.ending, Undecided)
             for place in item.places:
                 endings[place] = item.ending
             if item.ending is None:
@@ -279,6 +221,31 @@ class Reconciler:
             self._is_reported_open = False
             found["breaker"] = {"place": "pass", "open_seconds": None, "why": None}
         return found if len(found) > 2 or counts else None
+
+    async def _pass_in_turns(self, work: Pass) -> None:
+        """Work on some items at a time, with a rest after them: reads and proofs cost as much as
+        writes.
+        """
+        rest = deque(work.items.items())
+        heartbeats = work.heartbeats
+        # Half of the time that the handler has.
+        until = time.monotonic() + 5 * self._seconds + 30
+        while rest or heartbeats:
+            try:
+                wait = max(0.0, until - time.monotonic())
+                async with self._pass_share.turn(max(1, len(rest)), wait) as size:
+                    some = dict(rest.popleft() for _ in range(min(size, len(rest))))
+                    part = Pass(work.jobs, UNLIMITED, some, heartbeats)
+                    await self._pass(part)
+            except NoTurn:
+                work.is_skipped = True
+                for _, item in rest:
+                    self._fail(item, _LeftOver())
+                return
+            heartbeats = []
+            work.trouble = part.trouble or work.trouble
+            work.is_skipped |= part.is_skipped
+            work.heartbeat_error = part.heartbeat_error or work.heartbeat_error
 
     async def _pass(self, work: Pass) -> None:
         if self.breaker.allows():
@@ -438,7 +405,7 @@ class Reconciler:
             failures.update(checked_errors(await self._call(function, part)))
             sent.update(_id(entry) for entry in part)
 
-        errors = await self._failures_apart(work, send, entries, self._write_share)
+        errors = await self._failures_apart(work, send, entries, work.writes)
         return sent, failures | errors
 
     async def _failures_apart(

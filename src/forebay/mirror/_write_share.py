@@ -1,5 +1,5 @@
-"""The share of the time in which jobs write to a target, so that other work continues beside a
-backlog.
+"""The share of the time in which jobs write to a target, or work at all, so that other work
+continues beside a backlog.
 
 Invariant "a backlog leaves room": docs/design/reconcile.md.
 """
@@ -27,15 +27,14 @@ class NoTurn(Exception):  # noqa: N818 - not an error: others write
 
 
 class WriteShare:
-    """Calls that write take turns in a process, are short, and are followed by a rest in
-    proportion to the time they took.
+    """Calls that write, or whole passes, take turns in a process, are short, and are followed by
+    a rest in proportion to the time they took.
 
-    A call that takes long, because the target or the machine is busy, makes the next call smaller
-    and the rest longer.
+    One that takes long, because the target or the machine is busy, makes the next one smaller and
+    the rest longer.
 
     Args:
-        share: the share of the time in which calls write; 1 for calls of any size, side by side,
-            without a rest.
+        share: their share of the time; 1 for any size, side by side, without a rest.
         clock: a monotonic clock in seconds.
         sleep: waits for some seconds.
     """
@@ -55,6 +54,11 @@ class WriteShare:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there are turns at all."""
+        return self._share < 1
+
     @asynccontextmanager
     async def turn(self, count: int, seconds: float) -> AsyncGenerator[int]:
         """Wait for the turn, and give the number of items that may be written in it, up to a count.
@@ -62,7 +66,7 @@ class WriteShare:
         Raises:
             NoTurn: it did not come within these seconds.
         """
-        if self._share >= 1:
+        if not self.is_limited:
             yield count
             return
         lock = self._lock_of_loop()

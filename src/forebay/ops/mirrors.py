@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from forebay.model.mirrors import AuditRecord, MirrorFacts, Thresholds
-from forebay.ops.operation import Operation, ResultRows, nothing, scalar
+from forebay.ops.operation import Operation, ResultRows, boolean, nothing, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +86,11 @@ def record_direct(counters: Mapping[str, Any], who: str) -> Operation[None]:
         nothing,
         {"counters": json.dumps(counters), "who": who},
     )
+
+
+def has_direct_writes(name: str) -> Operation[bool]:
+    """Return the call that tells whether any process has tried direct writes lately."""
+    return Operation("select forebay.has_direct_writes(%(name)s)", boolean, {"name": name})
 
 
 def record_audit(name: str, found: Mapping[str, Any]) -> Operation[int | None]:
