@@ -85,6 +85,7 @@ class ForebayError(Exception):
             others = (f"{name}: {value}" for name, value in facts.items() if name not in cls.fields)
             detail = "\n".join(others) or None
         error = cls.__new__(cls)
+        message = message.replace("\n", "\\n")  # a message repeats values, and is one line
         ForebayError.__init__(error, message, detail=detail, hint=hint)
         for name in cls.fields:
             setattr(error, name, facts.get(name, column if name == "field" else None))

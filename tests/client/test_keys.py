@@ -60,7 +60,7 @@ def test_bad_arguments_are_refused(database):
     A limit out of range, and a call that does not name one key.
     """
     client = forebay.Client(database)
-    with pytest.raises(InvalidJob, match="most 0 is outside 1 to 1000"):
+    with pytest.raises(InvalidJob, match="limit is 0, not within 1 to 1000"):
         client.keys(limit=0)
     with pytest.raises(InvalidJob, match="give an ordering_key or a limit_key"):
         client.key("docs")

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from forebay.db.drivers import given, resembles_connection
 from forebay.errors import ConfigError, InvalidJob, WrongConnection
+from forebay.model.checks import INSTEAD
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -37,25 +38,19 @@ _INSTEAD: Final = {
 }
 
 #: What to write instead of the options of Celery and others at the declaration of a handler.
-_OPTION_INSTEAD: Final = {
+_OPTION_INSTEAD: Final = INSTEAD | {
     "acks_late": "nothing: a job is done only when its handler has returned",
-    "autoretry_for": "retry=RetryPolicy(...): each exception is retried but those of permanent_on",
     "bind": "a first parameter annotated Context",
     "countdown": "handler.using(delay=60).enqueue(conn, ...)",
-    "default_retry_delay": "retry=RetryPolicy(base_seconds=...)",
     "eta": "handler.using(run_at=...).enqueue(conn, ...)",
     "expires": "expires_in=...",
     "ignore_result": "keep_result=False, the default",
-    "max_retries": "max_attempts=..., which counts the first attempt, too",
-    "queue_name": "queue=...",
     "rate_limit": "app.queue(name, rate=...), a limit of all workers together",
-    "retries": "max_attempts=..., which counts the first attempt, too",
     "retry_backoff": "retry=RetryPolicy(strategy=...)",
     "retry_backoff_max": "retry=RetryPolicy(cap_seconds=...)",
     "retry_kwargs": "max_attempts=... and retry=RetryPolicy(...)",
     "serializer": "nothing: arguments are JSON, by the types of the signature",
     "soft_time_limit": "soft_timeout=...",
-    "time_limit": "timeout=...",
     "timeout_seconds": "timeout=...",
 }
 

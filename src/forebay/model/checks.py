@@ -7,10 +7,11 @@ other languages; a test compares the numbers.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -46,6 +47,27 @@ HEADERS_BYTES_MAX: Final = 8192
 
 #: A hundred years, of 360 days, as PostgreSQL compares intervals. A longer delay is a wrong unit.
 DELAY_SECONDS_MAX: Final = 100 * 360 * 86_400
+
+#: The range of the SQL type ``integer``.
+INTEGER_MIN: Final = -(2**31)
+INTEGER_MAX: Final = 2**31 - 1
+
+#: What to write instead of the names that other libraries have for an option.
+INSTEAD: Final = {
+    "autoretry_for": "retry=RetryPolicy(...): each exception is retried but those of permanent_on",
+    "countdown": "delay=60",
+    "default_retry_delay": "retry=RetryPolicy(base_seconds=...)",
+    "eta": "run_at=...",
+    "expires": "expires_at=...",
+    "job_timeout": "timeout=...",
+    "max_retries": "max_attempts=..., which counts the first attempt, too",
+    "queue_name": "queue=...",
+    "rate_limit": "rate=... of the queue",
+    "retries": "max_attempts=..., which counts the first attempt, too",
+    "scheduled_at": "run_at=...",
+    "task_id": "unique=Idempotent(...)",
+    "time_limit": "timeout=...",
+}
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -87,6 +109,13 @@ def checked_integer(value: object, field: str, *, least: int, most: int) -> int:
     if not least <= value <= most:
         raise InvalidJob(field, f"is {shown(value)}, not within {least} to {most}")
     return value
+
+
+def integer_or_none(value: int | None, field: str) -> int | None:
+    """Return an integer that SQL takes as ``integer``, whose range the SQL function checks."""
+    if value is None:
+        return None
+    return checked_integer(value, field, least=INTEGER_MIN, most=INTEGER_MAX)
 
 
 def checked_instant(value: object, field: str) -> datetime:
@@ -148,6 +177,23 @@ def checked_headers(value: object, field: str = "headers") -> Mapping[str, str]:
     if size > HEADERS_BYTES_MAX:
         raise InvalidJob(field, f"has {size} bytes, the limit is {HEADERS_BYTES_MAX}")
     return value
+
+
+def hint_for(name: str, options: Iterable[str]) -> str:
+    """Return what to write instead of an unknown option.
+
+    >>> hint_for("countdown", ["delay", "queue"])
+    'Write delay=60.'
+    >>> hint_for("priorty", ["delay", "priority"])
+    'Do you mean priority? Options: delay, priority.'
+    """
+    options = sorted(options)
+    instead = INSTEAD.get(name)
+    if instead is not None and instead.partition("=")[0] in options:
+        return f"Write {instead}."
+    like = difflib.get_close_matches(name, options, n=1, cutoff=0.75)
+    guess = f"Do you mean {like[0]}? " if like else ""
+    return f"{guess}Options: {', '.join(options) or 'none'}."
 
 
 def _wrong_type(field: str, wanted: str, value: object) -> InvalidJob:

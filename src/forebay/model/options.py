@@ -170,7 +170,7 @@ class JobOptions:
                 raise InvalidJob(
                     f"option {shown(name)}",
                     "is unknown",
-                    hint=f"Known options: {', '.join(OPTION_NAMES)}.",
+                    hint=checks.hint_for(name, OPTION_NAMES),
                 )
         if changes.get("run_at") is not None:
             changes.setdefault("delay", None)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from forebay.arguments.json_guard import encode_args
+from forebay.arguments.json_guard import encode_args, encode_json
 from forebay.errors import EndpointNotFound, InvalidJob, shown
 from forebay.model import checks
 from forebay.model.endpoints import Endpoint
@@ -179,16 +178,22 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(options)
     for name in ("config", "retry"):
         if name in given:
-            try:
-                given[name] = json.dumps(
-                    dict(given[name]) if isinstance(given[name], Mapping) else given[name]
-                )
-            except (TypeError, ValueError) as error:
-                raise InvalidJob(name, f"has no JSON form: {error}") from None
+            given[name] = _as_json(given[name], name)
+    for name, sql in _SETTINGS.items():
+        if sql.endswith("::integer"):
+            checks.integer_or_none(given.get(name), name)
     for name in _DURATIONS:
         if given.get(name) is not None:
             given[name] = checks.checked_seconds(given[name], name)
     return given
+
+
+def _as_json(value: Any, name: str) -> str:
+    """Return a setting as JSON text that PostgreSQL accepts."""
+    try:
+        return encode_json(dict(value) if isinstance(value, Mapping) else value)
+    except InvalidJob as error:
+        raise InvalidJob(f"{name}: {error.field}", str(error.problem), hint=error.hint) from None
 
 
 def _check_names(names: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from forebay.model import checks
 from forebay.model.keys import KeyInfo
 from forebay.model.limits import KeyLimits
 from forebay.ops.operation import Operation, scalar
@@ -14,6 +15,9 @@ select to_jsonb(k)::text
 from forebay.keys(only_queue => %(queue)s, most => %(most)s::integer) with ordinality k
     order by k.ordinality"""
 
+#: Most keys of a list.
+KEYS_MAX: Final = 1000
+
 _KEY: Final = """\
 select (to_jsonb(k) || jsonb_build_object('queue', %(queue)s::text))::text
 from forebay.key(
@@ -23,7 +27,11 @@ from forebay.key(
 
 def keys(queue: str | None = None, limit: int = 100) -> Operation[list[KeyInfo]]:
     """Return the call that lists the keys of which jobs wait; it visits every key."""
-    return Operation(_KEYS, lambda rows: rows_as(KeyInfo, rows), {"queue": queue, "most": limit})
+    return Operation(
+        _KEYS,
+        lambda rows: rows_as(KeyInfo, rows),
+        {"queue": queue, "most": checks.checked_integer(limit, "limit", least=1, most=KEYS_MAX)},
+    )
 
 
 def key(
@@ -60,8 +68,8 @@ def limit_key(
             "queue": queue,
             "limit_key": limit_key,
             "rate": rate,
-            "burst": burst,
-            "concurrency": concurrency,
+            "burst": checks.integer_or_none(burst, "burst"),
+            "concurrency": checks.integer_or_none(concurrency, "concurrency"),
             "remove": remove,
         },
     )

@@ -127,7 +127,12 @@ def redrive_endpoint(name: str, limit: int | None = None) -> Operation[int]:
     return Operation(
         "select forebay.redrive_endpoint(%(name)s, %(limit)s::integer)",
         number,
-        {"name": name, "limit": limit},
+        {
+            "name": name,
+            "limit": None
+            if limit is None
+            else checks.checked_integer(limit, "limit", least=1, most=checks.INTEGER_MAX),
+        },
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob
@@ -254,7 +254,7 @@ def shard_queue(queue: str, lanes: int) -> Operation[int]:
     return Operation(
         "select forebay.shard_queue(queue => %(queue)s, lanes => %(lanes)s)",
         number,
-        {"queue": queue, "lanes": lanes},
+        {"queue": queue, "lanes": checks.integer_or_none(lanes, "lanes")},
     )
 
 
@@ -269,6 +269,9 @@ def limit_queue(
     """
     removed = [name for name, value in changes.items() if value is None]
     given = {name: value for name, value in changes.items() if value is not UNSET}
+    for name, value in given.items():
+        if _LIMIT_TYPES[name] == "integer":
+            checks.integer_or_none(cast("int | None", value), name)
     return Operation(
         _SET_LIMITS,
         _limits_or_none,

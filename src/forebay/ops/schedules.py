@@ -185,7 +185,11 @@ def schedule_history(
         "%(limit)s::integer, %(before)s::timestamptz) h"
         " order by h.scheduled_for desc",
         lambda rows: rows_as(Occurrence, rows),
-        {"name": name, "limit": limit, "before": checks.instant_text(before, "before")},
+        {
+            "name": name,
+            "limit": checks.integer_or_none(limit, "limit"),
+            "before": checks.instant_text(before, "before"),
+        },
     )
 
 

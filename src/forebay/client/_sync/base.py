@@ -12,6 +12,7 @@ from forebay.client._address import address_of
 from forebay.db.drivers import SyncConnection, run
 from forebay.db.own import run_own
 from forebay.model import JobOptionChanges, checks
+from forebay.model.doors import Doors
 from forebay.ops.enqueue import Call
 from forebay.ops.events import actor
 from forebay.ops.operation import Operation
@@ -19,8 +20,11 @@ from forebay.ops.operation import Operation
 T = TypeVar("T")
 
 
-class ClientBase:
-    """Runs operations on a connection of the application, or on a new one."""
+class ClientBase(Doors):
+    """Runs operations on a connection of the application, or on a new one.
+
+    The public methods of its subclasses are doors: each refuses arguments of a wrong type.
+    """
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ begin
     where g.queue = d.queue and g.closing_at is null and case when p_to_group is null then g.group_id = d.group_id else g.name = p_to_group end
     for share;
     if not found and p_to_group is not null then
-        raise exception using errcode = 'JQ014', message = format('queue %s has no group %s', d.queue, p_to_group),
+        raise exception using errcode = 'JQ014', message = format('queue %s has no group %s', d.queue, quote_literal(left(p_to_group, 128))),
             detail = jsonb_build_object('queue', d.queue, 'group', p_to_group), hint = 'Nothing was redriven. Open the group first.';
     elsif v_group <> d.group_id and (d.holds_key or d.headers ? 'forebay-subject') then
         raise exception using errcode = 'JQ001', column = 'to_group', message = format('dead letter %s belongs to its group', d.dead_id),
