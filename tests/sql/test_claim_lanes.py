@@ -15,7 +15,7 @@ from tests.support.engine import (
     enqueue,
     lane_of,
     one,
-    open_group,
+    open_groups_apart,
     sqlstate,
 )
 from tests.support.mutant import break_function, violation
@@ -29,8 +29,11 @@ class Several:
     def __init__(self, dsn: str, *queues: str) -> None:
         self.conn = connect(dsn)
         self.conn.execute("set lock_timeout = '300ms'")
-        self.groups = [open_group(self.conn, queue) for queue in queues]
         self.lanes = [lane_of(queue, self.conn) for queue in queues]
+        groups = open_groups_apart(
+            self.conn, {queue: [lane] for queue, lane in zip(queues, self.lanes, strict=True)}
+        )
+        self.groups = [groups[queue] for queue in queues]
         self.lease_id = one(self.conn, "select forebay.open_lease_v1('several')")
         self.claim_no = 1
 

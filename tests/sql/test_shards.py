@@ -16,6 +16,7 @@ from tests.support.engine import (
     enqueue_many,
     lane_of,
     one,
+    open_groups_apart,
     sqlstate,
     state,
 )
@@ -99,8 +100,10 @@ def test_a_claim_of_one_lane_does_not_wait_for_a_claim_of_another(database, conn
     """Somebody holds the lock of one lane; the jobs of the other are handed out meanwhile."""
     conn.execute("select forebay.shard_queue('q', 2)")
     one(conn, BULK, 20)
+    held, free = public_lanes(conn)
+    group = open_groups_apart(conn, {"q": [held, free]})["q"]
     with Reader(database, "q") as reader, psycopg.connect(database) as other:
-        held, free = public_lanes(conn)
+        reader.group_id = group
         other.execute("select forebay._lock_lane(%s, %s)", [reader.group_id, held])
         reader.conn.execute("set lock_timeout = '200ms'")
         assert len(reader.claim(20, free).jobs) == 10

@@ -3,6 +3,7 @@
 Tests of the SQL use this instead of Forebay's worker, so that nothing but the SQL is under test.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -74,6 +75,26 @@ def open_group(conn: psycopg.Connection[Any], queue: str, name: str = "default",
 def lane_of(queue: str, conn: psycopg.Connection[Any], priority: int = 100, audience=0) -> int:
     """Return the id of a lane."""
     return one(conn, "select forebay._lane_id(%s, %s, %s)", queue, priority, audience)
+
+
+def open_groups_apart(conn: psycopg.Connection[Any], lanes: dict[str, list[int]]) -> dict[str, int]:
+    """Open a group of each queue, and return their ids. No two of the lanes have the same lock.
+
+    A lane has one of 128 locks, chosen by its id and that of the group, which is random.
+    """
+    taken: set[int] = set()
+    groups = {}
+    for queue in reversed(lanes):  # The last one has its usual group.
+        for number in itertools.count():
+            name = f"group-{number}" if number else "default"
+            group = open_group(conn, queue, name, "beginning")
+            query = "select hashint8(%s::bigint # %s::bigint) & 127"
+            locks = {one(conn, query, group, lane) for lane in lanes[queue]}
+            if len(locks) == len(lanes[queue]) and not locks & taken:
+                break
+        taken |= locks
+        groups[queue] = group
+    return groups
 
 
 def states(conn: psycopg.Connection[Any], job_id: int) -> dict[str, str]:

@@ -59,6 +59,9 @@ class WorkerProcess:
         chosen = {
             f"FOREBAY_{k.upper()}": str(v) for k, v in (FAST | SHORT_LEASE | settings).items()
         }
+        #: How long its start took, until what was waited for first: long on a busy machine.
+        self.start_seconds: float | None = None
+        self._began = time.monotonic()
         with tempfile.NamedTemporaryFile(prefix="worker-", suffix=".log", delete=False) as log:
             self.log_path = Path(log.name)
             self.process = subprocess.Popen(
@@ -100,11 +103,13 @@ class WorkerProcess:
 
     def wait_until_started(self, seconds: float = 20) -> None:
         """Wait until it has its lease."""
-        wait_for(lambda: "has lease" in self.log, seconds, lambda: f"no lease:\n{self.log}")
+        self.wait_for_log("has lease", seconds)
 
     def wait_for_log(self, text: str, seconds: float = 20) -> None:
         """Wait until its log has a text."""
         wait_for(lambda: text in self.log, seconds, lambda: f"no {text!r} in:\n{self.log}")
+        if self.start_seconds is None:
+            self.start_seconds = time.monotonic() - self._began
 
     def kill(self) -> None:
         """End it as ``kill -9`` does."""
