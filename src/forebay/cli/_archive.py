@@ -17,7 +17,8 @@ from forebay.cli._database import client_of
 from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file, writer
 from forebay.cli._patience import patience
 from forebay.cli.options import (
-    AGE,
+    DiedAfter,
+    DiedBefore,
     Dsn,
     How,
     Json,
@@ -58,12 +59,8 @@ def replay(
         str | None,
         option("--unfinished-at TIME", "Only jobs that had not ended at this time; slow."),
     ] = None,
-    died_after: Annotated[
-        str | None, option("--died-after TIME", f"Only dead jobs that died since: {AGE}.")
-    ] = None,
-    died_before: Annotated[
-        str | None, option("--died-before TIME", f"Only dead jobs that died before: {AGE}.")
-    ] = None,
+    died_after: DiedAfter = None,
+    died_before: DiedBefore = None,
     to_group: ToGroup = None,
     continue_: Annotated[
         int | None, option("--continue REPLAY", "Finish an interrupted replay.")

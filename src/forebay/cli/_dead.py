@@ -13,7 +13,8 @@ from forebay.cli._database import client_of
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
-    AGE,
+    DiedAfter,
+    DiedBefore,
     Dsn,
     Group,
     How,
@@ -67,12 +68,8 @@ def _filters(
     group: Group = None,
     job: Job = None,
     cause: Cause = None,
-    died_after: Annotated[
-        str | None, option("--died-after TIME", f"Only those that died since: {AGE}.")
-    ] = None,
-    died_before: Annotated[
-        str | None, option("--died-before TIME", f"Only those that died before: {AGE}.")
-    ] = None,
+    died_after: DiedAfter = None,
+    died_before: DiedBefore = None,
 ) -> dict[str, Any]:
     return {
         "queue": queue,

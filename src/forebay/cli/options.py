@@ -68,6 +68,11 @@ Limit = Annotated[int, option("--limit N", "Maximum number of rows.")]
 #: What a time may be, in help texts.
 AGE: Final = "an age such as 2h, or ISO 8601"
 
+DiedAfter = Annotated[str | None, option("--died-after TIME", f"Only jobs that died since: {AGE}.")]
+DiedBefore = Annotated[
+    str | None, option("--died-before TIME", f"Only jobs that died before: {AGE}.")
+]
+
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 

@@ -55,8 +55,8 @@ _TRY_SECONDS_MAX: Final = 30.0
 #: about as fast as they can be processed.
 POSTPONED_PER_SECOND: Final = 2500.0
 
-#: The share of the time that passes take beside direct writes, as a share of that in which they write
-#: otherwise.
+#: The share of the time that passes take beside direct writes, as a share of that in which they
+#: write otherwise.
 _OF_PASSES: Final = 0.5
 
 #: The longest time a job is postponed.

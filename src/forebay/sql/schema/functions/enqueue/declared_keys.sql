@@ -43,6 +43,15 @@ end
 $$;
 
 
+-- A key as it is where it is short and printable, else the hash of a text.
+create function forebay._printable_key(p_key text, p_text text) returns text
+language sql immutable
+as $$
+    select case when p_key ~ E'^[^\x01-\x1f\x7f]{1,200}$' then p_key
+                else 'sha256:' || encode(sha256(convert_to(p_text, 'UTF8')), 'hex') end
+$$;
+
+
 -- The limit key or ordering key that arguments make: one text is the key itself. Null: all of them are null.
 create function forebay._plain_key(p_values jsonb) returns text
 language plpgsql stable
@@ -53,8 +62,7 @@ declare
     v_key  constant text := case when jsonb_typeof(v_only) = 'string' then forebay._in_utc(v_only #>> '{}') else v_text end;
 begin
     return case when not exists (select from jsonb_array_elements(p_values) e where e.value <> 'null') then null
-                when v_key ~ E'^[^\x01-\x1f\x7f]{1,200}$' then v_key
-                else 'sha256:' || encode(sha256(convert_to(v_text, 'UTF8')), 'hex') end;
+                else forebay._printable_key(v_key, v_text) end;
 end
 $$;
 
@@ -83,9 +91,7 @@ begin
         elsif unique_as is null then
             v_key := p_kind || ':' || forebay._canonical(v_by.values);
             unique_as := jsonb_build_object(
-                v_keys ->> 'mode',
-                case when v_key ~ E'^[^\x01-\x1f\x7f]{1,200}$' then v_key
-                     else 'sha256:' || encode(sha256(convert_to(v_key, 'UTF8')), 'hex') end) || (v_keys -> 'more');
+                v_keys ->> 'mode', forebay._printable_key(v_key, v_key)) || (v_keys -> 'more');
         end if;
     end loop;
     unique_as := nullif(unique_as, '"none"');
