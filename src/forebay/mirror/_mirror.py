@@ -85,8 +85,8 @@ class Mirror(MirrorJobs):
         write_share: the share of the time in which the jobs of one process write to the target,
             above 0 and at most 1. They write in short calls, one at a time, with a rest after each,
             so that other work continues beside a backlog. While any process writes directly, with
-            ``write_now``, they take half of this share of the time for all their work, reads
-            included. 1: in calls for all items of a pass, several at a time, without a rest.
+            ``write_now``, this is their share of the time for all their work, reads included. 1: in
+            calls for all items of a pass, several at a time, without a rest.
         thresholds: when its status is an alert; None for the defaults of ``Thresholds``.
 
     Durations are seconds or timedeltas.

@@ -55,10 +55,6 @@ _TRY_SECONDS_MAX: Final = 30.0
 #: about as fast as they can be processed.
 POSTPONED_PER_SECOND: Final = 2500.0
 
-#: The share of the time that passes take beside direct writes, as a share of that in which they
-#: write otherwise.
-_OF_PASSES: Final = 0.5
-
 #: The longest time a job is postponed.
 _POSTPONE_SECONDS_MAX: Final = 3600.0
 
@@ -148,7 +144,7 @@ class Reconciler:
         self._write_share = WriteShare(write_share)
         self._has_direct_writes = has_direct_writes
         #: Of whole passes, beside direct writes.
-        self._pass_share = WriteShare(write_share * _OF_PASSES if write_share < 1 else 1)
+        self._pass_share = WriteShare(write_share)
         self._is_reported_open = False
         #: When the last postponed job returns, on the clock of ``time.monotonic``.
         self._back_at = 0.0
