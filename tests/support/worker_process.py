@@ -101,7 +101,7 @@ class WorkerProcess:
         children = sorted(self.children)
         return rng.sample(children, rng.randint(0, len(children)))
 
-    def wait_until_started(self, seconds: float = 20) -> None:
+    def wait_until_started(self, seconds: float = 60) -> None:
         """Wait until it has its lease."""
         self.wait_for_log("has lease", seconds)
 
