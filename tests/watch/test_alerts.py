@@ -247,6 +247,18 @@ async def test_a_snapshot_that_is_held(database, conn, watch):
     assert await watch.codes() == set()
 
 
+async def test_the_age_of_a_transaction_is_by_the_clock_that_it_began_by(database, conn, watch):
+    """
+    Tests move the clock of the schema. A transaction that has just begun, also one of autovacuum,
+    is then not an hour old.
+    """
+    with connect(database) as holder:
+        holder.execute("begin isolation level repeatable read")
+        holder.execute("select 1")
+        watch.jump(HOUR)
+        assert await watch.codes(only={"snapshot"}) == set()
+
+
 async def test_the_oldest_snapshot_and_the_dead_rows_that_it_keeps(database, conn, watch):
     """A transaction that stays open keeps the rows that others delete: both alerts fire, and
     clear when it ends and the rows are removed.

@@ -48,7 +48,7 @@ begin
         'endpoints', forebay._measured_endpoints(v_now),
         'mirrors', forebay._measured_mirrors(v_now),
         'schedules', forebay._measured_schedules(v_since),
-        'database', forebay._measured_database(v_now),
+        'database', forebay._measured_database(),
         'space', forebay._measured_space(v_now),
         'alerts', (select coalesce(jsonb_agg(jsonb_build_object(
                               'code', a.code, 'subject', a.subject, 'group', a.group_name, 'severity', a.severity, 'problem', a.problem, 'hint', a.hint,
@@ -311,16 +311,16 @@ $$;
 
 
 -- The database: the oldest snapshot, dead rows, the reserve of segments, duties of maintenance, and sizes.
-create function forebay._measured_database(p_now timestamptz) returns jsonb
-language sql stable
+create function forebay._measured_database() returns jsonb
+language sql volatile
 -- planner: indexed
 as $$
     select jsonb_build_object(
         'snapshot_seconds', (
-            select coalesce(extract(epoch from max(p_now - coalesce(a.xact_start, a.query_start))), 0) from pg_stat_activity a
+            select coalesce(extract(epoch from max(clock_timestamp() - coalesce(a.xact_start, a.query_start))), 0) from pg_stat_activity a
             where a.backend_xmin is not null and a.backend_type <> 'walsender' and a.pid <> pg_backend_pid()
               and (a.datid is null or a.datid = (select d.oid from pg_database d where d.datname = current_database()))),
-        'prepared_seconds', (select coalesce(extract(epoch from max(p_now - p.prepared)), 0) from pg_prepared_xacts p where p.database = current_database()),
+        'prepared_seconds', (select coalesce(extract(epoch from max(clock_timestamp() - p.prepared)), 0) from pg_prepared_xacts p where p.database = current_database()),
         'xmin_age', greatest(
             (select coalesce(max(age(a.backend_xmin)), 0) from pg_stat_activity a where a.pid <> pg_backend_pid()),
             (select coalesce(max(greatest(age(r.xmin), age(r.catalog_xmin))), 0) from pg_replication_slots r),
