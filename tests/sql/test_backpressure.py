@@ -5,6 +5,7 @@ worker.
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -19,7 +20,9 @@ from tests.support.engine import (
     small_segments,
     sqlstate,
 )
+from tests.support.mutant import alter_function, break_function, violation
 from tests.support.plans import pages
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -286,3 +289,31 @@ def test_a_full_queue_refuses_without_counting_all_of_it_again(database, conn):
     open_group(conn, "default")
     assert is_full(conn)  # The first group has the count from before.
     assert one(conn, last) <= 11_000
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_first_group_that_is_opened_meanwhile_lets_no_job_in(database, conn, guarded):
+    """
+    Between the look for the group and the count of what waits for it.
+    """
+    limit(conn, 1, "mail")
+    enqueue(conn, queue="mail")
+    count = "v_waiting := forebay._waiting("
+    pause = [(count, f"perform pg_advisory_xact_lock(42); {count}")]
+    alter_function(database, "_require_below_max_waiting", *pause)
+    if not guarded:
+        guard = ("while v_waiting is null loop", "for i in 1 .. 1 loop")
+        break_function(database, "_require_below_max_waiting", guard)
+    with connect(database) as holder, connect(database) as other, ThreadPoolExecutor(1) as threads:
+        holder.execute("begin")
+        holder.execute("select pg_advisory_xact_lock(42)")
+        full = threads.submit(is_full, other, queue="mail")
+        waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+        wait_for(lambda: one(conn, waits))
+        open_group(conn, "mail")
+        holder.execute("commit")
+        if guarded:
+            assert full.result(20)
+        else:
+            with violation():
+                assert full.result(20)

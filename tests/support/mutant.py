@@ -36,12 +36,13 @@ def break_function(dsn: str, name: str, *substitutions: tuple[str, str]) -> None
         substitutions: pairs of a piece of the source and what it becomes; a piece that is not
             there any more fails the test, since its mutant would prove nothing.
     """
-    _substitute(dsn, name, substitutions)
+    alter_function(dsn, name, *substitutions)
     at = time.perf_counter()
     removed.extend(Removed(name, old, new, at) for old, new in substitutions)
 
 
-def _substitute(dsn: str, name: str, substitutions: tuple[tuple[str, str], ...]) -> None:
+def alter_function(dsn: str, name: str, *substitutions: tuple[str, str]) -> None:
+    """Do as ``break_function``, for a change that takes no guard out, such as a pause."""
     with connect(dsn) as conn:
         (source,) = conn.execute(
             "select pg_get_functiondef(p.oid) from pg_proc p"
@@ -56,7 +57,7 @@ def _substitute(dsn: str, name: str, substitutions: tuple[tuple[str, str], ...])
 
 def without_shortcut(dsn: str) -> None:
     """Let every claim go through ``forebay._take``, so that a guard taken out of it is missed."""
-    _substitute(dsn, "claim_v1", (("if v_segment is not null then", "if false then"),))
+    alter_function(dsn, "claim_v1", ("if v_segment is not null then", "if false then"))
 
 
 def break_shortcut(dsn: str, *substitutions: tuple[str, str]) -> None:

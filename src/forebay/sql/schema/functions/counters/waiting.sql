@@ -1,4 +1,5 @@
--- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough.
+-- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough. Null: the group is gone, or
+-- the queue has its first one by now.
 --
 -- All that wait count: ready, scheduled, retrying and parked jobs, as forebay.depth() shows them. Of open transactions only the caller's.
 --
@@ -35,7 +36,7 @@ begin
     end if;
     select w.* into v_found from forebay._waiting_read(array[p_queue], p_group_id, p_most) w;
     if v_found.queue is null then
-        return 0;  -- No such group.
+        return null;
     end if;
     v_waiting := (select coalesce(sum(u.ready + u.scheduled + u.retrying), 0)
                   from unnest(v_found.ready, v_found.scheduled, v_found.retrying) u (ready, scheduled, retrying));
@@ -110,11 +111,14 @@ begin
     if v_max is null or p_more = 0 then
         return;
     end if;
-    v_group_id := forebay._waiting_group(p_queue, v_name);
-    if v_group_id is null then
-        return;
-    end if;
-    v_waiting := forebay._waiting(p_queue, v_group_id, v_max - p_more, 100, 10000);
+    -- Invariant "the group that was counted": another transaction may open or drop the group between two statements. Then once more.
+    while v_waiting is null loop
+        v_group_id := forebay._waiting_group(p_queue, v_name);
+        if v_group_id is null then
+            return;
+        end if;
+        v_waiting := forebay._waiting(p_queue, v_group_id, v_max - p_more, 100, 10000);
+    end loop;
     if v_waiting + p_more > v_max then
         raise exception using errcode = '53400',
             message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
