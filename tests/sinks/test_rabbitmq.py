@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 
 import aiormq
 import pytest
@@ -305,6 +306,30 @@ class TestRabbitMQ(SinkContract):
         assert [type(answer) for answer in during] == [SinkUnavailable, SinkUnavailable]
         assert "no confirm within 0.5 s" in str(during[0])
         assert [type(answer) for answer in after] == [Accepted]
+
+    def test_a_server_that_confirms_slowly_gets_no_message_twice(self):
+        """The time counts anew from each confirm; what is open when none comes is not confirmed."""
+
+        async def use():
+            sink = self.sink(confirm_timeout=0.4)
+            await sink.open()
+            publish = sink._publish
+
+            async def late(call, number):
+                confirmed = await call
+                await asyncio.sleep(0.25 * number if number < 5 else 3600)
+                return confirmed
+
+            sink._publish = lambda channel, message: late(
+                publish(channel, message), json.loads(message.body)["n"]
+            )
+            messages = [make_message(n, body=json.dumps({"n": n})) for n in range(1, 6)]
+            answers = await sink.send(messages)
+            await sink.close()
+            return answers
+
+        answers = asyncio.run(use())
+        assert [type(one) for one in answers] == [Accepted] * 4 + [SinkUnavailable]
 
     def test_a_frozen_server_holds_nobody(self):
         # More than the buffers of the sockets take: the client cannot even say goodbye.

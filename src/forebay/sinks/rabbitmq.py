@@ -18,7 +18,7 @@ from forebay.sinks._support import checked_name, checked_number, checked_url, li
 from forebay.sinks._template import Template, UnfitMessageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: The longest short text of the protocol, in bytes: routing keys, message ids, correlation ids.
 _SHORT_BYTES: Final = 255
@@ -55,8 +55,8 @@ class RabbitMQ(Sink):
         routing_key: a text, or a template with {kind}, {queue}, {ordering_key}, {tag},
             {header:NAME}. A job that lacks such a value becomes a dead letter.
         persistent: whether queues write the messages to disk.
-        confirm_timeout: seconds to wait for the confirms of a call, 0.1 to 3600; below the timeout
-            of the drain.
+        confirm_timeout: seconds in which no message of a call is confirmed, until the rest counts
+            as not confirmed, 0.1 to 3600; below the timeout of the drain.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
         heartbeat: seconds between signs of life of an idle connection, 0 to 3600; 0 for none. It is
             lost after three of them.
@@ -210,7 +210,7 @@ class RabbitMQ(Sink):
                 answers[place] = Rejected(str(error))
         if calls:
             try:
-                _, late = await asyncio.wait(calls.values(), timeout=self._confirm_seconds)
+                late = await self._late_ones(calls.values())
             except asyncio.CancelledError:
                 # Late answers of this call could be taken for those of the next one, which has the
                 # same message ids.
@@ -230,6 +230,18 @@ class RabbitMQ(Sink):
             if place not in answers:
                 answers[place] = self._answer(messages[place], call)
         return [answers[place] for place in range(len(messages))]
+
+    async def _late_ones(self, calls: Iterable[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+        """Wait for the confirms; return what is open when none has come for some time.
+
+        A busy server that confirms some messages confirms the others too: to send them again
+        would cost it more.
+        """
+        late, before = set(calls), 0
+        while late and len(late) != before:
+            before = len(late)
+            _, late = await asyncio.wait(late, timeout=self._confirm_seconds)
+        return late
 
     def _publish(self, channel: Any, message: Message) -> Any:
         """Return the call that publishes a message and ends with its confirm."""
