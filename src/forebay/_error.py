@@ -146,7 +146,8 @@ def shown(value: object) -> str:
 
 
 class OutcomeRefused(ForebayError):  # noqa: N818 - as in forebay.errors
-    """A run of a subject returned a state, arguments or a time that cannot be saved.
+    """An outcome has a value that it cannot have, or a run of a subject returned a state, arguments
+    or a time that cannot be saved.
 
     The attempt has failed.
     """

@@ -377,7 +377,7 @@ def test_a_declaration_is_checked(app):
     for options, problem in [
         ({"name": "orders", "group": "g"}, "declared twice"),
         ({}, "only one of them"),
-        ({"sink": "redis"}, "has no sink"),
+        ({"sink": "redis"}, "must be a Sink"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"concurrency": True}, "concurrency is True"),
         ({"timeout": 0}, "timeout is 0"),

@@ -114,8 +114,8 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            hint = typing.get_type_hints(function)[name]
-            if typing.get_origin(hint) is typing.Unpack:
+            if "Unpack[" in str(parameter.annotation):
+                hint = typing.get_type_hints(function)[name]
                 found |= dict.fromkeys(typing.get_type_hints(typing.get_args(hint)[0]), False)
         elif name not in ("self", "conn") and parameter.kind is not parameter.VAR_POSITIONAL:
             found[name] = parameter.default is parameter.empty

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forebay import Again, Complete, Drop
-from forebay.errors import InvalidJob
+from forebay.errors import InvalidJob, OutcomeRefused
 from forebay.model.again import checked_interval
 
 
@@ -63,13 +63,13 @@ def test_what_is_no_interval_is_refused(text):
     """
     Nothing that PostgreSQL might read in another way is passed on.
     """
-    with pytest.raises(ValueError, match="when"):
+    with pytest.raises(OutcomeRefused, match="when"):
         Again(text)
 
 
 @pytest.mark.parametrize("when", [-1, float("nan"), float("inf"), True, [], timedelta(days=-1)])
 def test_a_wrong_time_is_refused(when):
-    with pytest.raises(ValueError, match="when"):
+    with pytest.raises(OutcomeRefused, match="when"):
         Again(when)
 
 
@@ -83,7 +83,7 @@ def test_the_forms_of_a_time():
 @pytest.mark.parametrize("cls", [Again, Complete])
 @pytest.mark.parametrize("field", ["state", "args"])
 def test_state_and_arguments_are_mappings(cls, field):
-    with pytest.raises(TypeError, match=field):
+    with pytest.raises(OutcomeRefused, match=field):
         cls(**{field: [1]})
     assert getattr(cls(**{field: {"a": 1}}), field) == {"a": 1}
 

@@ -2,6 +2,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from forebay.errors import OutcomeRefused
 from forebay.model import Cancel, Dead, Retry, Snooze
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -22,9 +23,9 @@ def test_an_impossible_wait_is_an_ordinary_error_of_the_handler(delay):
     """
     A handler's miscalculation fails one attempt; it is not taken for a bad enqueue.
     """
-    with pytest.raises(ValueError):
+    with pytest.raises(OutcomeRefused):
         Snooze(delay)
-    with pytest.raises(ValueError):
+    with pytest.raises(OutcomeRefused):
         Retry(delay)
 
 
@@ -32,11 +33,11 @@ def test_a_snooze_needs_exactly_one_time():
     """
     Neither and both are refused, and so is an instant without a zone.
     """
-    with pytest.raises(TypeError):
+    with pytest.raises(OutcomeRefused):
         Snooze()
-    with pytest.raises(TypeError):
+    with pytest.raises(OutcomeRefused):
         Snooze(5, until=NOW)
-    with pytest.raises(ValueError):
+    with pytest.raises(OutcomeRefused):
         Snooze(until=NOW.replace(tzinfo=None))
 
 
@@ -55,5 +56,5 @@ def test_a_reason_that_is_no_text_is_refused():
     """
     ``Cancel(error)`` is a mistake that shows at once.
     """
-    with pytest.raises(TypeError):
+    with pytest.raises(OutcomeRefused):
         Cancel(ValueError("x"))

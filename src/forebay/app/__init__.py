@@ -1,9 +1,17 @@
 """The application: its handlers, its resources, its clients and workers."""
 
-from forebay.app._app import App
+from forebay.app._app import App, require_app
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, HandlerOptions
 from forebay.app._internals import Internals
 from forebay.app._subjects import SubjectHandler
 
-__all__ = ["App", "Handler", "HandlerOptions", "Internals", "JobHandle", "SubjectHandler"]
+__all__ = [
+    "App",
+    "Handler",
+    "HandlerOptions",
+    "Internals",
+    "JobHandle",
+    "SubjectHandler",
+    "require_app",
+]

@@ -40,6 +40,7 @@ from forebay.config import Settings
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, JobId, JobOptions, Unique, checks
 from forebay.model.context import Context, TransactionContext
+from forebay.model.doors import declaring_door, door
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
 
@@ -140,6 +141,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
     '{"user_id":42,"locale":"it"}'
     """
 
+    @declaring_door
     def __init__(
         self,
         dsn: str | None = None,
@@ -148,7 +150,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         name: str | None = None,
         middleware: Iterable[Middleware] = (),
     ) -> None:
-        module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
+        module = sys._getframe(2).f_globals.get("__name__")  # noqa: SLF001 - the caller of the door
         #: For the library itself: see ``Internals``.
         self._internals = Internals(self, dsn, settings, module, name)
         for each in middleware:
@@ -355,7 +357,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         ...         yield client
         """
         if not isinstance(named, str):
-            self._internals.resources.add(getattr(named, "__name__", repr(named)), named)
+            self._internals.resources.add(getattr(named, "__name__", shown(named)), named)
             return named
 
         def decorate(factory: F) -> F:
@@ -366,6 +368,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
 
     # --- producing ---
 
+    @door
     def enqueue_many(
         self,
         conn: SyncConnection,
@@ -378,6 +381,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         around = self._internals.middlewares.enqueue
         return enqueue_each(around, conn, calls, _as_call, chunk, ids=ids)
 
+    @door
     async def aenqueue_many(
         self,
         conn: AsyncConnection,
@@ -405,6 +409,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
 
         return AsyncClient(lambda: self.dsn, declared=self._internals.options_of)
 
+    @door
     def handle(self, job_id: int, *, group: str = "default") -> JobHandle[Any]:
         """Return a handle of an enqueued job, for its state and result.
 
@@ -509,3 +514,15 @@ def _as_call(item: Any) -> Call:
             hint="Use handler.enqueue_many for plain arguments.",
         )
     return item
+
+
+def require_app(app: object) -> None:
+    """Refuse what is not an app.
+
+    Raises:
+        ConfigError: it is not an app.
+    """
+    if not isinstance(app, App):
+        raise ConfigError(
+            "app", f"is {shown(app)}, not an App", hint="Pass the App that declares the handlers."
+        )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from forebay.model.doors import Doors
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -15,7 +17,7 @@ AttemptListener = TypeVar("AttemptListener", bound="Callable[[AttemptEnded], Any
 LostListener = TypeVar("LostListener", bound="Callable[[LostWorker], Any]")
 
 
-class AppEvents:
+class AppEvents(Doors, declares=True):
     """Declares middlewares and listeners."""
 
     if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from forebay.errors import GroupNotFound
+from forebay.model.doors import Doors
 
 if TYPE_CHECKING:
     from forebay.client import AsyncClient, Client
@@ -18,7 +19,7 @@ V = TypeVar("V")
 _DECLARED: Final = object()
 
 
-class JobHandle(Generic[T_co]):
+class JobHandle(Doors, Generic[T_co]):
     """One job in one consumer group. Each call opens its own connection.
 
     ``Handler.handle`` makes one whose result has the return type of the handler; with

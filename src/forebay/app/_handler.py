@@ -24,6 +24,7 @@ from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
 from forebay.errors import InvalidJob, WrongConnection
 from forebay.model import Idempotent, JobId, JobOptionChanges, JobOptions
+from forebay.model.doors import door
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 
 P = ParamSpec("P")  # parameters of the function
@@ -184,6 +185,7 @@ class Handler(Generic[P, Q, R_co]):
     @overload
     def handle(self, job_id: int, *, group: str = "default") -> JobHandle[R_co]: ...
 
+    @door
     def handle(self, job_id: int, *, group: str = "default") -> JobHandle[Any]:
         """Return a handle of a job of this kind, whose result has the return type of the function.
 
@@ -223,6 +225,7 @@ class Handler(Generic[P, Q, R_co]):
         return await enqueue_one_async(around, self.call(*args, **kwargs), write)
 
     @connection_first
+    @door
     def enqueue_many(
         self,
         conn: SyncConnection,
@@ -254,6 +257,7 @@ class Handler(Generic[P, Q, R_co]):
         return enqueue_each(around, conn, items, self._as_call, chunk, ids=ids)
 
     @connection_first
+    @door
     async def aenqueue_many(
         self,
         conn: AsyncConnection,

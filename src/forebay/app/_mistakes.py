@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from forebay.db.drivers import given, resembles_connection
 from forebay.errors import ConfigError, InvalidJob, WrongConnection
-from forebay.model.checks import INSTEAD
+from forebay.model.checks import hint_for
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -35,23 +35,6 @@ _INSTEAD: Final = {
     "schedule": _WITH_OPTIONS,
     "send": _IN_TRANSACTION,
     "si": "{0}.call(...) with {0}.enqueue_many(conn, ...)",
-}
-
-#: What to write instead of the options of Celery and others at the declaration of a handler.
-_OPTION_INSTEAD: Final = INSTEAD | {
-    "acks_late": "nothing: a job is done only when its handler has returned",
-    "bind": "a first parameter annotated Context",
-    "countdown": "handler.using(delay=60).enqueue(conn, ...)",
-    "eta": "handler.using(run_at=...).enqueue(conn, ...)",
-    "expires": "expires_in=...",
-    "ignore_result": "keep_result=False, the default",
-    "rate_limit": "app.queue(name, rate=...), a limit of all workers together",
-    "retry_backoff": "retry=RetryPolicy(strategy=...)",
-    "retry_backoff_max": "retry=RetryPolicy(cap_seconds=...)",
-    "retry_kwargs": "max_attempts=... and retry=RetryPolicy(...)",
-    "serializer": "nothing: arguments are JSON, by the types of the signature",
-    "soft_time_limit": "soft_timeout=...",
-    "timeout_seconds": "timeout=...",
 }
 
 
@@ -112,11 +95,10 @@ def refuse_unknown_options(options: Mapping[str, Any]) -> None:
     """
     for option in options:
         if option not in _JOB_OPTIONS:
-            instead = _OPTION_INSTEAD.get(option)
             raise ConfigError(
                 f"@app.job: {option}",
                 "is not an option",
-                hint=f"Write {instead}." if instead else f"Options: {', '.join(_JOB_OPTIONS)}.",
+                hint=hint_for(option, _JOB_OPTIONS),
             )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from forebay.model.declared import Queue, QueueDifference, declared_queue
+from forebay.model.doors import Doors
 
 if TYPE_CHECKING:
     from forebay.app._internals import Internals
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from forebay.db.drivers import AsyncConnection, SyncConnection
 
 
-class AppQueues:
+class AppQueues(Doors, declares=True):
     """Declares queues and applies the declarations."""
 
     if TYPE_CHECKING:

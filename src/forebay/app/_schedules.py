@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay.app._handler import Handler
 from forebay.errors import ConfigError, ForebayError, InvalidJob
+from forebay.model.doors import Doors
 from forebay.model.schedules import Missed, Overlap, Schedule, ScheduleDifference
 from forebay.ops.schedules import schedule_facts
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class AppSchedules:
+class AppSchedules(Doors, declares=True):
     """Declares schedules and applies the declarations."""
 
     if TYPE_CHECKING:

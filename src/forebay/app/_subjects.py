@@ -22,6 +22,7 @@ from forebay.db.drivers import AsyncConnection, SyncConnection
 from forebay.errors import ConfigError, EnqueueError, InvalidJob, shown
 from forebay.model import checks
 from forebay.model.context import Context, TransactionContext
+from forebay.model.doors import Doors, door
 from forebay.model.subjects import SubjectResult, checked_version, kind_of_version
 from forebay.ops.subjects import CHUNK_DEFAULT, SubjectItem, subject_item
 
@@ -173,6 +174,7 @@ class SubjectHandler(Handler[P, Q, R_co]):
         item = self._item(subject, self._options(), *args, **kwargs)
         return (await self.aupsert_many(conn, [item]))[0]
 
+    @door
     def push_many(
         self,
         conn: SyncConnection | None,
@@ -198,6 +200,7 @@ class SubjectHandler(Handler[P, Q, R_co]):
         found = self._items(items, self._options())
         return self._client().push_subjects(found, chunk=chunk, conn=conn)
 
+    @door
     async def apush_many(
         self,
         conn: AsyncConnection | None,
@@ -210,6 +213,7 @@ class SubjectHandler(Handler[P, Q, R_co]):
         found = self._items(items, self._options())
         return await self._async_client().push_subjects(found, chunk=chunk, conn=conn)
 
+    @door
     def upsert_many(
         self,
         conn: SyncConnection | None,
@@ -235,6 +239,7 @@ class SubjectHandler(Handler[P, Q, R_co]):
         found = self._items(items, self._options())
         return self._client().upsert_subjects(found, revive=revive, chunk=chunk, conn=conn)
 
+    @door
     async def aupsert_many(
         self,
         conn: AsyncConnection | None,
@@ -325,7 +330,7 @@ class SubjectDecorator(Protocol):
     def __call__(self, function: Callable[P, R_co], /) -> SubjectHandler[P, P, R_co]: ...
 
 
-class AppSubjects:
+class AppSubjects(Doors, declares=True):
     """Declares handlers of subjects."""
 
     if TYPE_CHECKING:

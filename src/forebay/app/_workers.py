@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from forebay.model.doors import Doors
+
 if TYPE_CHECKING:
     from forebay.app._internals import Internals
     from forebay.config import Queues, Settings
     from forebay.worker import Stats, Worker
 
 
-class AppWorkers:
+class AppWorkers(Doors, declares=True):
     """Makes and runs workers."""
 
     if TYPE_CHECKING:

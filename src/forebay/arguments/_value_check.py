@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 
 from forebay.arguments._arrival import EXACT, refuse_change
-from forebay.errors import ConfigError, InvalidJob
+from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model.unique import as_number
 
 _NATIVE: Final = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
@@ -187,6 +187,10 @@ def convert(value: Any, hint: Any, name: str | None) -> Any:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         raise _msgspec_problem(str(error), name) from None
+    except UnicodeEncodeError as error:  # of a text that is looked at as a number, for example
+        raise InvalidJob(
+            name or "args", f"has a lone surrogate, which is not text: {shown(error.object)}"
+        ) from None
 
 
 def read_back(text: str | bytes, hint: Any, name: str | None) -> Any:

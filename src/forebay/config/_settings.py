@@ -7,7 +7,6 @@ as FOREBAY_<NAME>, the environment variable.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
@@ -467,8 +466,10 @@ def within(name: str, value: float, least: float, most: float) -> None:
             name, f"is {shown(number)}, not a number", value=value,
             hint=f"It is a number within {least:g} to {most:g}.",
         )  # fmt: skip
-    if not (math.isfinite(value) and least <= value <= most):
-        raise ConfigError(name, f"is {value}, not within {least:g} to {most:g}", value=value)
+    if not least <= value <= most:  # nor is NaN
+        raise ConfigError(
+            name, f"is {shown(number)}, not within {least:g} to {most:g}", value=value
+        )
 
 
 def whole_within(name: str, value: int, least: int, most: int) -> None:

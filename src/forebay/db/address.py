@@ -21,7 +21,7 @@ def parsed_address(dsn: str) -> dict[str, Any]:
     require_address(dsn)
     try:
         return psycopg.conninfo.conninfo_to_dict(dsn)
-    except (psycopg.ProgrammingError, UnicodeDecodeError):
+    except (psycopg.ProgrammingError, UnicodeError):
         raise ConfigError(
             "database address",
             f"is malformed: {masked_dsn(dsn)}",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import InvalidJob, shown
 from forebay.mirror._model import checked_id
 from forebay.model import checks
+from forebay.model.doors import Doors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 REPAIR_PRIORITY: Final = checks.PRIORITY_BULK
 
 
-class MirrorJobs:
+class MirrorJobs(Doors):
     """The part of ``Mirror`` that enqueues jobs: for changes, heartbeats and backfills.
 
     Args:

@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from forebay.app import require_app
 from forebay.arguments.kinds import BATCH_SIZE_MAX
 from forebay.db.foreign_session import ForeignSession
 from forebay.db.own import enqueue_own, run_own
@@ -19,6 +20,7 @@ from forebay.mirror._loop_thread import Calls, LoopThread
 from forebay.mirror._model import rule_of
 from forebay.mirror._reconcile import Counts, Reconciler, problem_of
 from forebay.model import Job, Snooze, checks
+from forebay.model.doors import declaring_door
 from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
 from forebay.model.outcome import Endings
 from forebay.model.spans import reconciling
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from forebay.ops.operation import Operation
 
 T = TypeVar("T")
+
+#: More than any store reads.
+ROWS_PER_SECOND_MAX: Final = 1e9
 
 log = logger("forebay.mirror")
 
@@ -107,6 +112,7 @@ class Mirror(MirrorJobs):
     target: Target
     thresholds: Thresholds
 
+    @declaring_door
     def __init__(
         self,
         app: App,
@@ -128,6 +134,7 @@ class Mirror(MirrorJobs):
         thresholds: Thresholds | None = None,
     ) -> None:
         where = f"mirror {name}"
+        require_app(app)
         for thing, methods in (
             (source, ("read", "scan")),
             (target, ("read", "write", "delete", "scan")),
@@ -263,8 +270,10 @@ class Mirror(MirrorJobs):
         where = f"mirror {self.name}"
         if not 1 <= page <= PAGE_MAX:
             raise ConfigError(where, f"page is {page}, not within 1 to {PAGE_MAX}")
-        if not rows_per_second > 0:
-            raise ConfigError(where, f"rows_per_second is {rows_per_second}, not above 0")
+        if not 0 < rows_per_second <= ROWS_PER_SECOND_MAX:
+            raise ConfigError(
+                where, f"rows_per_second is {shown(rows_per_second)}, not above 0 and at most 1e9"
+            )
         if compare not in (None, "version", "hash"):
             raise ConfigError(where, f'compare is {shown(compare)}, not "version" or "hash"')
         if compare == "hash" and not self._hashes:

@@ -12,6 +12,7 @@ import msgspec
 
 from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.model.doors import declaring_door
 
 #: The name of an item in both stores.
 Id: TypeAlias = int | str
@@ -157,6 +158,7 @@ class Target(Protocol):
         """
 
 
+@declaring_door
 def checksum_of(rows: Iterable[tuple[Id, int | Seen]]) -> Checksum:
     """Return the checksum of rows from a scan.
 

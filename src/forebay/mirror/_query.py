@@ -8,6 +8,7 @@ import msgspec
 
 from forebay.db.foreign_session import ForeignSession
 from forebay.mirror._model import CHECKSUM_SQL, Checksum, Document, Gone
+from forebay.model.doors import declaring_door
 from forebay.ops.operation import Operation, ResultRows
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class QuerySource:
     ... )
     """
 
+    @declaring_door
     def __init__(
         self, dsn: str | Callable[[], str], *, read: str, scan: str, timeout: float = 30.0
     ) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from forebay._dataclass import dataclass
-from forebay.errors import InvalidJob, shown
+from forebay.errors import InvalidJob, OutcomeRefused, shown
 from forebay.model import checks
 
 #: The units of an interval, with the word that SQL gets.
@@ -75,8 +75,8 @@ class Again:
         args: new arguments for the runs from now on, by name. None: as they are.
 
     Raises:
-        ValueError: the time is refused. A time in the past means now.
-        TypeError: state or args is not a mapping.
+        OutcomeRefused: the time is refused, or state or args is not a mapping. A time in the past
+            means now.
 
     >>> Again(30), Again("+1 week").interval
     (Again(when=30.0, state=None, args=None), '1 weeks')
@@ -90,8 +90,7 @@ class Again:
         try:
             object.__setattr__(self, "when", _checked_when(self.when))
         except InvalidJob as error:
-            # A plain ValueError: InvalidJob would make the run a dead letter.
-            raise ValueError(error.message) from None
+            raise as_outcome_refused(error) from None
         _check_mappings(self)
 
     @property
@@ -120,7 +119,7 @@ class Complete:
         args: see ``Again``.
 
     Raises:
-        TypeError: state or args is not a mapping.
+        OutcomeRefused: state or args is not a mapping.
     """
 
     state: Mapping[str, Any] | None = None
@@ -153,8 +152,15 @@ def _check_mappings(outcome: Again | Complete) -> None:
     for name in ("state", "args"):
         value: object = getattr(outcome, name)
         if value is not None and not isinstance(value, Mapping):
-            message = (
-                f"{name} must be a mapping of names to values, not {type(value).__name__}: "
-                f"{shown(value)}"
+            raise OutcomeRefused(
+                name,
+                f"must be a mapping of names to values, not {type(value).__name__}: {shown(value)}",
             )
-            raise TypeError(message)
+
+
+def as_outcome_refused(error: InvalidJob) -> OutcomeRefused:
+    """Return the error for a value that a handler returns.
+
+    ``InvalidJob`` is for what is enqueued, and would make the job of the handler a dead letter.
+    """
+    return OutcomeRefused(str(error.field), str(error.problem), error.hint)

@@ -19,6 +19,7 @@ import msgspec
 
 from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
+from forebay.model.doors import door
 
 #: Placeholders of values in a condition or a query, and the percent sign, which must be doubled.
 _PLACE: Final = re.compile(r"%(?:%|\((?P<name>\w+)\)s|(?P<bad>.?))", re.DOTALL)
@@ -70,6 +71,7 @@ class Rows:
 
     __slots__ = ("_name", "_select")
 
+    @door
     def __init__(
         self,
         table: str,
@@ -108,6 +110,7 @@ class Rows:
         self._select = Select(text, writer.values, keys[0] if keys else None)
 
     @classmethod
+    @door
     def query(cls, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
         """Return the rows of any SELECT.
 

@@ -68,6 +68,10 @@ class JobFilter:
             if value is None or name == "all":
                 continue
             if name == "ids":
+                if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+                    raise InvalidJob(
+                        name, f"must be ids, not {shown(value)}", hint="For one job: ids=[42]."
+                    )
                 value = [
                     checks.checked_integer(one, "ids", least=0, most=2**63 - 1) for one in value
                 ]

@@ -7,7 +7,6 @@ other languages; a test compares the numbers.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -52,21 +51,30 @@ DELAY_SECONDS_MAX: Final = 100 * 360 * 86_400
 INTEGER_MIN: Final = -(2**31)
 INTEGER_MAX: Final = 2**31 - 1
 
-#: What to write instead of the names that other libraries have for an option.
+#: What to write instead of the names that Celery and other libraries have for an option.
 INSTEAD: Final = {
+    "acks_late": "nothing: a job is done only when its handler has returned",
     "autoretry_for": "retry=RetryPolicy(...): each exception is retried but those of permanent_on",
+    "bind": "a first parameter annotated Context",
     "countdown": "delay=60",
     "default_retry_delay": "retry=RetryPolicy(base_seconds=...)",
     "eta": "run_at=...",
-    "expires": "expires_at=...",
+    "expires": "expires_in=...",
+    "ignore_result": "keep_result=False, the default",
     "job_timeout": "timeout=...",
     "max_retries": "max_attempts=..., which counts the first attempt, too",
     "queue_name": "queue=...",
-    "rate_limit": "rate=... of the queue",
+    "rate_limit": "app.queue(name, rate=...), a limit of all workers together",
     "retries": "max_attempts=..., which counts the first attempt, too",
+    "retry_backoff": "retry=RetryPolicy(strategy=...)",
+    "retry_backoff_max": "retry=RetryPolicy(cap_seconds=...)",
+    "retry_kwargs": "max_attempts=... and retry=RetryPolicy(...)",
     "scheduled_at": "run_at=...",
+    "serializer": "nothing: arguments are JSON, by the types of the signature",
+    "soft_time_limit": "soft_timeout=...",
     "task_id": "unique=Idempotent(...)",
     "time_limit": "timeout=...",
+    "timeout_seconds": "timeout=...",
 }
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -188,9 +196,14 @@ def hint_for(name: str, options: Iterable[str]) -> str:
     'Do you mean priority? Options: delay, priority.'
     """
     options = sorted(options)
-    instead = INSTEAD.get(name)
-    if instead is not None and instead.partition("=")[0] in options:
+    instead = INSTEAD.get(name, "")
+    head = instead.partition("=")[0]
+    if instead and (head in options or not head.isidentifier()):
         return f"Write {instead}."
+    if instead and head in ("delay", "run_at") and "retry" in options:  # a declaration
+        return f"Write handler.using({instead}).enqueue(conn, ...)."
+    import difflib  # noqa: PLC0415 - for a mistake only
+
     like = difflib.get_close_matches(name, options, n=1, cutoff=0.75)
     guess = f"Do you mean {like[0]}? " if like else ""
     return f"{guess}Options: {', '.join(options) or 'none'}."

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from forebay.errors import OutcomeRefused
+from forebay.model.doors import of_a_handler
 from forebay.model.schedules import Scheduled
 from forebay.model.subjects import SubjectRun
 from forebay.model.text import lasting_logger
@@ -143,6 +145,7 @@ class Context:
         """Seconds until the hard timeout, not below 0; None without one."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
+    @of_a_handler
     def progress(self, done: float, note: str = "") -> None:
         """Report the progress of the handler.
 
@@ -156,11 +159,10 @@ class Context:
             note: text for display, cut after 200 characters.
 
         Raises:
-            ValueError: ``done`` is not within 0 to 1.
+            OutcomeRefused: ``done`` is not within 0 to 1, or a value has a wrong type.
         """
         if not 0 <= done <= 1:
-            message = f"progress must be within 0 to 1, not {done}"
-            raise ValueError(message)
+            raise OutcomeRefused("done", f"is {done}, not within 0 to 1")
         if self._report is not None:
             self._report(float(done), str(note)[:200])
 

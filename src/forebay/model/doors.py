@@ -11,9 +11,12 @@ itself: ``forebay.model.checks``.
 
 from __future__ import annotations
 
+import builtins
+import dataclasses
 import functools
 import inspect
 import math
+import sys
 import types
 import typing
 from collections.abc import (
@@ -29,9 +32,9 @@ from collections.abc import (
 )
 from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar
 
-from forebay.errors import InvalidJob, shown
+from forebay.errors import ConfigError, InvalidJob, OutcomeRefused, shown
 from forebay.model import checks
 from forebay.model.options import MessageOptions
 
@@ -71,22 +74,74 @@ class _Refused(Exception):  # noqa: N818 - it never leaves this module
 
 
 class Doors:
-    """Base class of classes whose public methods are doors."""
+    """Base class of classes of this library whose public methods are doors.
 
-    def __init_subclass__(cls) -> None:
+    A subclass passes ``declares=True`` if its methods declare something: they raise
+    ``ConfigError``, the others ``InvalidJob``.
+    """
+
+    _refusal: ClassVar[Refusal] = InvalidJob
+
+    def __init_subclass__(cls, *, declares: bool = False) -> None:
         super().__init_subclass__()
+        if declares:
+            cls._refusal = ConfigError
+        if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            return  # A subclass of an application: its methods are its business.
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not name.startswith("_"):
-                setattr(cls, name, door(method))
+                setattr(cls, name, door(method, refusal=cls._refusal))
+
+
+def declaring_door(function: F) -> F:
+    """Return a function that refuses wrong arguments with ``ConfigError``."""
+    return door(function, refusal=ConfigError)
+
+
+def of_a_handler(function: F) -> F:
+    """Return a function for handlers that refuses wrong arguments with ``OutcomeRefused``, which
+    fails the attempt: ``InvalidJob`` would make its job a dead letter.
+    """
+    return door(function, refusal=OutcomeRefused)
+
+
+def check_fields(value: Any, *, refusal: Refusal = InvalidJob) -> None:
+    """Refuse a field of a dataclass whose annotation does not allow its value."""
+    cls = type(value)
+    wanted = _FIELDS.get(cls)
+    if wanted is None:
+        module = vars(sys.modules[cls.__module__])
+        wanted = _FIELDS[cls] = {
+            item.name: _wanted(eval(item.type, {}, _Names(module)))  # noqa: S307 - our source
+            for item in dataclasses.fields(cls)
+            if isinstance(item.type, str)
+        }
+    try:
+        for name, each in wanted.items():
+            if each is not None:
+                each.check(getattr(value, name), name)
+    except _Refused as refused:
+        error = refusal(refused.field, refused.problem, hint=refused.hint)
+    else:
+        return
+    raise error
+
+
+#: What the fields of the classes may be, of which there was an object.
+_FIELDS: Final[dict[type, dict[str, _Wanted | None]]] = {}
 
 
 def door(function: F, *, refusal: Refusal = InvalidJob) -> F:
     """Return a function that refuses arguments which its annotations do not allow.
 
+    A door stays as it is.
+
     Args:
         function: the function, or coroutine function.
         refusal: the class of the errors.
     """
+    if getattr(function, "_is_door", False):
+        return function
     parameters: list[_Parameters] = []
 
     def checked(args: Sequence[object], named: Mapping[str, object]) -> None:
@@ -107,6 +162,7 @@ def door(function: F, *, refusal: Refusal = InvalidJob) -> F:
             checked(args, named)
             return await function(*args, **named)
 
+        awaited._is_door = True  # type: ignore[attr-defined]  # noqa: SLF001 - read above
         return awaited  # type: ignore[return-value]  # the same parameters and result
 
     @functools.wraps(function)
@@ -114,6 +170,7 @@ def door(function: F, *, refusal: Refusal = InvalidJob) -> F:
         checked(args, named)
         return function(*args, **named)
 
+    called._is_door = True  # type: ignore[attr-defined]  # noqa: SLF001 - read above
     return called  # type: ignore[return-value]  # as above
 
 
@@ -200,8 +257,10 @@ class _Wanted:
             return "Decode the bytes: value.decode()."
         if isinstance(value, str) and "list" in words:
             return f"Write [{shown(value)}]."
-        if isinstance(value, str) and ("number" in words or "True" in words):
-            return "Write the value without quotes."
+        if isinstance(value, str) and value.isascii() and value.isdigit() and "text" not in words:
+            return f"Write {value[:40]} without quotes."
+        if "a timedelta" in words:
+            return "Write seconds, or a timedelta."
         if inspect.iscoroutinefunction(value):
             return "An asynchronous function is not awaited here: use one declared with def."
         if inspect.isawaitable(value):
@@ -248,12 +307,16 @@ def _container(origin: Any, inside: tuple[Any, ...]) -> list[tuple[str, Check]] 
     if not inspect.isclass(origin):
         return None
     if issubclass(origin, Mapping):
-        is_text = bool(inside) and inside[0] is str
-        return [("a mapping", _is_text_mapping if is_text else _is_mapping)]
+        if not inside or inside[0] is not str:
+            return [("a mapping", _is_mapping)]
+        return [("a mapping", functools.partial(_is_text_mapping, _wanted(inside[1])))]
     if issubclass(origin, AsyncIterable):
         return [("an asynchronous iterable", functools.partial(_is_instance, AsyncIterable))]
+    if origin is tuple and inside[1:] != (...,):
+        return [("a tuple", functools.partial(_is_instance, tuple))]
     if issubclass(origin, Sequence | AbstractSet) or origin is Iterable:
-        element = _wanted(inside[0]) if inside else None
+        # Of other elements a bulk call says which one is wrong, and why.
+        element = _wanted(inside[0]) if inside and inside[0] in (str, int, float) else None
         kind = Iterable if origin is Iterable else origin
         kind = Sequence if kind is tuple else kind
         return [("a list", functools.partial(_is_list, kind, element))]
@@ -277,9 +340,16 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
         return annotation
     found: Any = inspect.unwrap(function)
     try:
-        return eval(annotation, _NAMES | found.__globals__)  # noqa: S307 - text of our source
-    except NameError:
+        return eval(annotation, {}, _Names(found.__globals__))  # noqa: S307 - text of our source
+    except (AttributeError, TypeError):  # an unknown name with brackets or a full stop
         return Any
+
+
+class _Names(dict[str, Any]):
+    """The names of a module; Any for one that it imports for type checkers only."""
+
+    def __missing__(self, name: str) -> Any:
+        return _NAMES.get(name, vars(builtins).get(name, Any))
 
 
 def _is_none(value: object, _field: str) -> bool:
@@ -360,12 +430,15 @@ def _is_mapping(value: object, _field: str) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_text_mapping(value: object, field: str) -> bool:
+def _is_text_mapping(wanted: _Wanted | None, value: object, field: str) -> bool:
     if not isinstance(value, Mapping):
         return False
-    for name in value:
+    for name, each in value.items():
         if not _is_text(name, f"{field} name"):
             raise _Refused(field, f"has a name that is not text: {shown(name)}")
+        if wanted is not None and not wanted.accepts(each, field):
+            given = type(each).__name__
+            raise _Refused(field, f"has {shown(name)}, which must be {wanted.words}, not {given}")
     return True
 
 

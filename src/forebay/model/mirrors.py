@@ -9,6 +9,7 @@ from forebay._dataclass import dataclass
 from forebay.errors import ConfigError
 from forebay.model.alerts import Alert
 from forebay.model.checks import PRIORITY_BULK
+from forebay.model.doors import check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Thresholds:
         )
 
     def __post_init__(self) -> None:
+        check_fields(self, refusal=ConfigError)
         for name in ("completed_least", "waiting_most", "waiting_for", "unproved_for"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"thresholds: {name}", f"is {getattr(self, name)}, below 0")

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay._dataclass import dataclass
-from forebay.errors import InvalidJob
+from forebay.errors import InvalidJob, OutcomeRefused, shown
 from forebay.model import checks
-from forebay.model.again import Again, Complete, Drop
+from forebay.model.again import Again, Complete, Drop, as_outcome_refused
 from forebay.model.text import bounded_text
 
 if TYPE_CHECKING:
@@ -42,15 +42,16 @@ class Snooze:
 
     def __post_init__(self) -> None:
         if (self.delay is None) == (self.until is None):
-            message = "Snooze takes either delay or until"
-            raise TypeError(message)
+            raise OutcomeRefused(
+                "delay", "and until: Snooze takes one of them", hint="Snooze(60), for example."
+            )
         if self.delay is not None:
             object.__setattr__(self, "delay", _seconds(self.delay, "delay"))
         if self.until is not None:
             try:
                 checks.checked_instant(self.until, "until")
             except InvalidJob as error:
-                raise ValueError(error.message) from None
+                raise as_outcome_refused(error) from None
         _clean_reason(self)
 
     @property
@@ -171,11 +172,10 @@ class Endings(list["Outcome | Release | BaseException | None"]):
 
 
 def _seconds(value: object, field: str) -> float:
-    # A plain ValueError: InvalidJob is for enqueueing, and would make the job a dead letter.
     try:
         return checks.checked_seconds(value, field)
     except InvalidJob as error:
-        raise ValueError(error.message) from None
+        raise as_outcome_refused(error) from None
 
 
 def _clean_reason(outcome: Snooze | Retry | Cancel | Dead | Failed) -> None:
@@ -183,6 +183,7 @@ def _clean_reason(outcome: Snooze | Retry | Cancel | Dead | Failed) -> None:
     if reason is None:
         return
     if not isinstance(reason, str):
-        message = f"reason must be text, not {type(reason).__name__}"
-        raise TypeError(message)
+        raise OutcomeRefused(
+            "reason", f"must be text, not {type(reason).__name__}: {shown(reason)}"
+        )
     object.__setattr__(outcome, "reason", bounded_text(reason, bytes_max=REASON_BYTES_MAX))

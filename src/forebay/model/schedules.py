@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 from forebay.model.options import KEPT_OPTION_NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Overlap = Literal["allow", "skip", "queue", "cancel", "replace"]
 Missed = Literal["skip", "latest", "all"]
@@ -77,6 +75,8 @@ class Schedule:
     pause_on_failure: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.options, Mapping):
+            raise InvalidJob("options", f"must be a mapping, not {shown(self.options)}")
         checks.checked_name(self.name, "name")
         checks.checked_name(self.kind, "kind")
         if self.queue is not None:

@@ -293,7 +293,9 @@ def _check_number(field: str, value: object, *, least: float) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ConfigError(field, f"must be a number, not {shown(value)}", value=value)
     if not least <= value < float("inf"):
-        raise ConfigError(field, f"is {value}, below {least:g} or not finite", value=value)
+        raise ConfigError(field, f"is {shown(value)}, below {least:g} or not finite", value=value)
+    if value > checks.DELAY_SECONDS_MAX:
+        raise ConfigError(field, f"is {shown(value)}, longer than a hundred years", value=value)
 
 
 def _check_attempts(value: object) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from forebay.app import require_app
 from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds, OneHandler
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, checks
+from forebay.model.doors import declaring_door
 from forebay.policy.retry import RetryPolicy
 from forebay.sending._audit import DrainAudit, audit
 from forebay.sending._delivery import Delivery
@@ -74,6 +76,7 @@ class Drain(QueueService):
         delivery: sends the messages in this process, and counts them.
     """
 
+    @declaring_door
     def __init__(
         self,
         app: App,
@@ -93,6 +96,7 @@ class Drain(QueueService):
         keep_proofs: float | timedelta | None = None,
     ) -> None:
         where = f"drain {name}"
+        require_app(app)
         if not isinstance(sink, Sink):
             raise ConfigError(where, f"has no sink, but {shown(sink)}", hint="See forebay.sinks.")
         try:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from forebay.config import DeliverySettings, listed
 from forebay.errors import ConfigError, shown
+from forebay.model.doors import declaring_door
 from forebay.sinks._contract import FromRow, Sink
 from forebay.sinks._destination import BlockedAddress, Destinations, parse_endpoint
 from forebay.sinks._registry import make_sink, sink_class
@@ -51,6 +52,7 @@ class Permissions:
         ConfigError: a setting is malformed.
     """
 
+    @declaring_door
     def __init__(self, settings: DeliverySettings | None = None) -> None:
         self._settings = found = settings or DeliverySettings()
         self._sinks = listed(found.endpoint_sinks)
@@ -159,6 +161,7 @@ def check_row(name: str, config: Mapping[str, Any]) -> None:
             _hosts(f"{name}.{field}", value)
 
 
+@declaring_door
 def checked_row_sink(name: str, config: Mapping[str, Any]) -> None:
     """Check the settings of an endpoint where it is created.
 

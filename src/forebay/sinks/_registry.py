@@ -11,6 +11,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, shown
+from forebay.model.doors import declaring_door
 from forebay.sinks._contract import Sink
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def own_sink_types() -> frozenset[str]:
     return frozenset(_OWN)
 
 
+@declaring_door
 def sink_settings(name: str) -> tuple[list[str], list[str]]:
     """Return the settings of a sink, and of these the ones that every configuration has.
 
@@ -60,6 +62,7 @@ def sink_settings(name: str) -> tuple[list[str], list[str]]:
     return list(parameters), [key for key, one in parameters.items() if one.default is empty]
 
 
+@declaring_door
 def row_settings(name: str) -> tuple[list[str], list[str]]:
     """Return the settings of a sink that an endpoint can have, and of these the required ones.
 
@@ -71,6 +74,7 @@ def row_settings(name: str) -> tuple[list[str], list[str]]:
     return [key for key in settings if key in rules], [key for key in required if key in rules]
 
 
+@declaring_door
 def sink_class(name: str) -> type[Sink]:
     """Return the class of a sink by the name of its type.
 
@@ -98,6 +102,7 @@ def sink_class(name: str) -> type[Sink]:
     return found
 
 
+@declaring_door
 def make_sink(name: str, config: Mapping[str, Any]) -> Sink:
     """Return a sink of a type with a configuration: the arguments of its constructor.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.db.drivers import run, run_async
 from forebay.errors import ConfigError, shown
 from forebay.model import checks
+from forebay.model.doors import declaring_door
 from forebay.ops.operation import Operation, nothing, scalar
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def install_clock(conn: SyncConnection) -> None:
         run(conn, _INSTALL)
 
 
+@declaring_door
 def travel(conn: SyncConnection, by: float | timedelta) -> datetime:
     """Move the time of the test database on; return its new time.
 
@@ -78,6 +80,7 @@ def travel(conn: SyncConnection, by: float | timedelta) -> datetime:
     return run(conn, NOW)
 
 
+@declaring_door
 async def travel_async(conn: AsyncConnection, by: float | timedelta) -> datetime:
     """Do as ``travel``, on an asynchronous connection."""
     if not await run_async(conn, IS_INSTALLED):

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from forebay._dataclass import dataclass
 from forebay.app import Handler
-from forebay.errors import JobCancelled, SoftTimeout
+from forebay.errors import ConfigError, JobCancelled, SoftTimeout
 from forebay.model import Job
-from forebay.model.checks import PRIORITY_DEFAULT
+from forebay.model.checks import PRIORITY_DEFAULT, hint_for
 from forebay.model.context import TransactionContext
+from forebay.model.doors import declaring_door
 from forebay.model.job import CARRIED
 from forebay.model.subjects import HEADER
 
@@ -57,15 +58,18 @@ class RecordingContext(TransactionContext[Any]):
             report=lambda done, note: self.reports.append(Reported(done, note)),
         )
 
+    @declaring_door
     def cancel(self, reason: str | None = None) -> None:
         """Request that the handler stops, as when its job is cancelled."""
         self.request_stop(JobCancelled(self.job.job_id, reason=reason))
 
+    @declaring_door
     def time_out(self, seconds: float = 1.0) -> None:
         """Request that the handler stops, as at its soft timeout."""
         self.request_stop(SoftTimeout(seconds))
 
 
+@declaring_door
 def context(
     of: Handler[..., ..., Any] | str = "test",
     *,
@@ -90,7 +94,7 @@ def context(
             "acme"}``, ``args={...}``.
 
     Raises:
-        TypeError: ``Job`` has no such field.
+        ConfigError: ``Job`` has no such field.
 
     >>> ctx = context("price", attempt=2)
     >>> ctx.progress(0.5, "half"); ctx.attempt, ctx.reports
@@ -138,6 +142,11 @@ def job_for(
         "attempt": 1,
         "enqueued_at": datetime.now(UTC),
     }
+    for name in facts:
+        if name not in Job.__struct_fields__:
+            raise ConfigError(
+                name, "is not a field of Job", hint=hint_for(name, Job.__struct_fields__)
+            )
     return Job(**{**always, **known, **facts})
 
 

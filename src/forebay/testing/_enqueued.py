@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forebay.app import Handler
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
+from forebay.model.doors import declaring_door
 from forebay.ops import jobs
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 Kind: TypeAlias = "Handler[..., ..., Any] | str | None"
 
 
+@declaring_door
 def enqueued(
     conn: SyncConnection,
     kind: Kind = None,
@@ -37,6 +39,7 @@ def enqueued(
     return _matching(run(conn, _newest(kind, queue)), args)
 
 
+@declaring_door
 def assert_enqueued(
     conn: SyncConnection,
     kind: Kind = None,
@@ -61,6 +64,7 @@ def assert_enqueued(
     return _asserted(everything, run(conn, _newest(kind, queue)), kind, args, count)
 
 
+@declaring_door
 def assert_not_enqueued(
     conn: SyncConnection,
     kind: Kind = None,
@@ -76,6 +80,7 @@ def assert_not_enqueued(
     assert_enqueued(conn, kind, queue=queue, args=args, count=0)
 
 
+@declaring_door
 async def enqueued_async(
     conn: AsyncConnection,
     kind: Kind = None,
@@ -87,6 +92,7 @@ async def enqueued_async(
     return _matching(await run_async(conn, _newest(kind, queue)), args)
 
 
+@declaring_door
 async def assert_enqueued_async(
     conn: AsyncConnection,
     kind: Kind = None,
@@ -100,6 +106,7 @@ async def assert_enqueued_async(
     return _asserted(everything, await run_async(conn, _newest(kind, queue)), kind, args, count)
 
 
+@declaring_door
 async def assert_not_enqueued_async(
     conn: AsyncConnection,
     kind: Kind = None,

@@ -14,6 +14,7 @@ from forebay.app import Handler
 from forebay.db.drivers import connection_of, given
 from forebay.db.handler_connections import connection_class
 from forebay.errors import ConfigError, WrongConnection
+from forebay.model.doors import declaring_door
 from forebay.model.status import SHOWN_OPTIONS
 from forebay.testing._contexts import RecordingContext, internals_of, job_for
 from forebay.testing._failed import JobFailed
@@ -83,6 +84,7 @@ class Performer:
     raise_on_failure: bool = True
     state: Mapping[str, Any] | None = None
 
+    @declaring_door
     def perform(
         self, handler: Handler[P, Q, R], /, *args: Q.args, **kwargs: Q.kwargs
     ) -> Performed[R]:
@@ -101,6 +103,7 @@ class Performer:
         """
         return self._one(self._run(internals_of(handler), [self._job(handler, *args, **kwargs)]))
 
+    @declaring_door
     async def perform_async(
         self, handler: Handler[P, Q, R], /, *args: Q.args, **kwargs: Q.kwargs
     ) -> Performed[R]:
@@ -108,6 +111,7 @@ class Performer:
         jobs = [self._job(handler, *args, **kwargs)]
         return self._one(await self._run_async(internals_of(handler), jobs))
 
+    @declaring_door
     def perform_batch(
         self, handler: Handler[..., ..., Any], items: Iterable[Any]
     ) -> list[Performed[Any]]:
@@ -118,6 +122,7 @@ class Performer:
         found = self._run(internals_of(handler), self._jobs(handler, items))
         return [self._raising(each) for each in found]
 
+    @declaring_door
     async def perform_batch_async(
         self, handler: Handler[..., ..., Any], items: Iterable[Any]
     ) -> list[Performed[Any]]:
@@ -125,6 +130,7 @@ class Performer:
         found = await self._run_async(internals_of(handler), self._jobs(handler, items))
         return [self._raising(each) for each in found]
 
+    @declaring_door
     def perform_job(self, app: App, job: JobStatus) -> Performed[Any]:
         """Run one attempt of an enqueued job, such as ``assert_enqueued`` returned.
 
@@ -132,6 +138,7 @@ class Performer:
         """
         return self._one(self._run(app._internals, [self._enqueued(app, job)]))
 
+    @declaring_door
     async def perform_job_async(self, app: App, job: JobStatus) -> Performed[Any]:
         """Do as ``perform_job``, on a running event loop."""
         return self._one(await self._run_async(app._internals, [self._enqueued(app, job)]))
@@ -210,6 +217,7 @@ class Performer:
         return performed
 
 
+@declaring_door
 def perform(handler: Handler[P, Q, R], /, *args: Q.args, **kwargs: Q.kwargs) -> Performed[R]:
     """Run one attempt of a job with these arguments: see ``Performer.perform``, which also takes
     a connection.
@@ -225,6 +233,7 @@ def perform(handler: Handler[P, Q, R], /, *args: Q.args, **kwargs: Q.kwargs) -> 
     return Performer().perform(handler, *args, **kwargs)
 
 
+@declaring_door
 async def perform_async(
     handler: Handler[P, Q, R], /, *args: Q.args, **kwargs: Q.kwargs
 ) -> Performed[R]:

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from forebay._dataclass import dataclass
-from forebay.app import App
+from forebay.app import App, require_app
 from forebay.config import (
     WorkerSettings,
     checked_group,
@@ -15,7 +15,6 @@ from forebay.config import (
     require_address,
 )
 from forebay.db.own import run_own_async
-from forebay.errors import ConfigError, shown
 from forebay.model import JobState
 from forebay.ops import declared, jobs
 from forebay.ops.operation import Operation, scalar
@@ -153,7 +152,7 @@ async def run_until_idle_async(
 ) -> IdleRun:
     """Do as ``run_until_idle``, on a running event loop."""
     # Defaults instead of the settings of this machine: a test behaves the same everywhere.
-    _require_app(app)
+    require_app(app)
     settings = WorkerSettings()
     chosen = None if queues is None else parse_queue_weights(queues)
     if concurrency is not None:
@@ -193,13 +192,6 @@ async def run_until_idle_async(
     if raise_on_failure:
         found.raise_failure()
     return found
-
-
-def _require_app(app: object) -> None:
-    if not isinstance(app, App):
-        raise ConfigError(
-            "app", f"is {shown(app)}, not an App", hint="Pass the App that declares the handlers."
-        )
 
 
 async def _next_due(app: App, dsn: str, group: str, queues: Collection[str]) -> datetime | None:

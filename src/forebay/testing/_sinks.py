@@ -11,6 +11,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forebay._dataclass import dataclass
+from forebay.errors import ConfigError
+from forebay.model.checks import hint_for
+from forebay.model.doors import declaring_door
 from forebay.sinks import Accepted, Answer, Message, Sent, Sink, SinkUnavailable, message_id
 
 if TYPE_CHECKING:
@@ -200,11 +203,17 @@ class SinkContract:
         return asyncio.run(use())
 
 
+@declaring_door
 def make_message(
     number: int, *, body: str | None = None, headers: dict[str, str] | None = None, **more: Any
 ) -> Message:
     """Return a message as a drain would make it from job ``number``, for tests of a sink."""
     at = datetime(2026, 1, 2, 3, 4, 5, number % 1_000_000, tzinfo=UTC)
+    for name in more:
+        if name not in Message.__struct_fields__:
+            raise ConfigError(
+                name, "is not a field of Message", hint=hint_for(name, Message.__struct_fields__)
+            )
     return Message(
         id=message_id(number, at, "default"),
         job_id=number,
@@ -248,6 +257,7 @@ class LyingSink(Sink):
 
     type: ClassVar[str] = "lying"
 
+    @declaring_door
     def __init__(self, sink: Sink, lies: dict[Lie, float], *, seed: int = 0) -> None:
         self._sink = sink
         self._lies = dict(lies)

@@ -10,7 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from forebay._dataclass import dataclass
+from forebay.errors import ConfigError
 from forebay.mirror import Document, Gone, Seen, checksum_of
+from forebay.model.doors import check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -256,6 +258,7 @@ class LyingTarget:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, refusal=ConfigError)
         self._random = random.Random(self.seed)
         self._lock = threading.Lock()
         self._continues = threading.Event()

@@ -21,6 +21,8 @@ except ImportError as error:
         "forebay.tracing needs the API of OpenTelemetry: pip install 'forebay[otel]'"
     ) from error
 
+from forebay.errors import ConfigError, shown
+from forebay.model.doors import declaring_door
 from forebay.model.middleware import Middleware
 from forebay.model.spans import PLACE
 
@@ -70,9 +72,12 @@ class Tracing(Middleware):
         ImportError: the API of OpenTelemetry is not installed.
     """
 
+    @declaring_door
     def __init__(
         self, provider: TracerProvider | None = None, *, messaging: bool | None = None
     ) -> None:
+        if provider is not None and not callable(getattr(provider, "get_tracer", None)):
+            raise ConfigError("provider", f"must be a TracerProvider, not {shown(provider)}")
         wanted = [part.strip() for part in os.environ.get(_OPT_IN, "").split(",")]
         self._follows = "messaging" in wanted if messaging is None else messaging
         self._tracer = trace.get_tracer("forebay", tracer_provider=provider)

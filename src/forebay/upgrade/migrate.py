@@ -26,6 +26,7 @@ from forebay.db.drivers import SyncConnection, psycopg_connection_of
 from forebay.db.errors import translate
 from forebay.db.server_settings import ENCODING
 from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
+from forebay.model.doors import declaring_door
 from forebay.sql import latest_version, migrations
 from forebay.upgrade._statements import CLOSING, OPENING, in_a_transaction, recording
 from forebay.upgrade._stepping import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["LockPolicy", "Upgraded", "migrate", "migration_sql", "pending_migrations", "upgrade"]
 
 
+@declaring_door
 def migrate(
     target: str | SyncConnection,
     *,
@@ -111,6 +113,7 @@ def upgrade(
         return stepper.run_within()
 
 
+@declaring_door
 def migration_sql(
     from_version: int = 0, *, transaction: bool = True, only_pre: bool = False
 ) -> str:

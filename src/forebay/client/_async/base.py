@@ -11,7 +11,7 @@ from forebay.client._address import address_of
 from forebay.db.drivers import AsyncConnection, run_async
 from forebay.db.own import run_own_async
 from forebay.model import JobOptionChanges, checks
-from forebay.model.doors import Doors
+from forebay.model.doors import Doors, declaring_door
 from forebay.ops.enqueue import Call
 from forebay.ops.events import actor
 from forebay.ops.operation import Operation
@@ -25,6 +25,7 @@ class AsyncClientBase(Doors):
     The public methods of its subclasses are doors: each refuses arguments of a wrong type.
     """
 
+    @declaring_door
     def __init__(
         self,
         dsn: str | Callable[[], str] | None = None,

@@ -24,6 +24,7 @@ from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
 from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
+from forebay.model.doors import door
 from forebay.ops import enqueue
 
 
@@ -126,6 +127,7 @@ class AsyncClient(
         return await self._run(None, enqueue.enqueue(self._call(kind, args, options)))
 
 
+@door
 async def abackfill(
     kind: str,
     rows: Rows | str,

@@ -25,6 +25,7 @@ from forebay.client._sync.workers import Workers
 from forebay.db.drivers import SyncConnection, run
 from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
+from forebay.model.doors import door
 from forebay.ops import enqueue
 
 
@@ -127,6 +128,7 @@ class Client(
         return self._run(None, enqueue.enqueue(self._call(kind, args, options)))
 
 
+@door
 def backfill(
     kind: str,
     rows: Rows | str,

@@ -16,6 +16,7 @@ from forebay.mirror._breaker import SharedBreaker
 from forebay.mirror._loop_thread import Calls
 from forebay.mirror._model import Document, Gone, Seen, checked_errors, checked_seen
 from forebay.mirror._reconcile import UNAVAILABLE, problem_of
+from forebay.model.doors import declaring_door
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ class DualTarget:
             mirror.
     """
 
+    @declaring_door
     def __init__(self, current: Target, new: Target, *, timeout: float = 10.0) -> None:
         self.current = current
         self.new = new

@@ -27,6 +27,7 @@ from forebay.mirror._model import TOMBSTONE_SECONDS_DEFAULT, Document, Gone, Rej
 from forebay.mirror.targets import _bulk as bulk
 from forebay.mirror.targets._http import Http, run_apart, understood
 from forebay.mirror.targets._indexes import Indexes, error_in, unavailable
+from forebay.model.doors import declaring_door
 
 if TYPE_CHECKING:
     import ssl
@@ -82,6 +83,7 @@ class ElasticsearchTarget:
         ConfigError: an argument is refused.
     """
 
+    @declaring_door
     def __init__(
         self,
         url: str,
@@ -102,8 +104,8 @@ class ElasticsearchTarget:
             raise ConfigError("alias", f"is {shown(alias)}, not a plain name in lower case")
         if id_type not in ("long", "keyword"):
             raise ConfigError("id_type", f'is {shown(id_type)}, not "long" or "keyword"')
-        if not refresh_seconds > 0:
-            raise ConfigError("refresh_seconds", f"is {refresh_seconds}, not above 0")
+        if not 0 < refresh_seconds <= 86_400:
+            raise ConfigError("refresh_seconds", f"is {refresh_seconds}, not within a day")
         self.alias = alias
         #: Searches see a document after a refresh, which a busy server runs late.
         self.lag_seconds = 0.0 if realtime else 2 * refresh_seconds

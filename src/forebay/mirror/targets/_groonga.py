@@ -31,6 +31,7 @@ from forebay.mirror._model import (
 )
 from forebay.mirror.targets._http import Http, run_apart, understood
 from forebay.mirror.targets._text import texts_of
+from forebay.model.doors import declaring_door
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,6 +85,7 @@ class GroongaTarget:
     #: Loaded rows can be read at once.
     lag_seconds = 0.0
 
+    @declaring_door
     def __init__(
         self,
         url: str,

@@ -25,6 +25,7 @@ from forebay.mirror._model import (
     Seen,
 )
 from forebay.mirror.targets._text import texts_of
+from forebay.model.doors import declaring_door
 from forebay.ops.operation import Operation, ResultRows, nothing
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class PostgresTarget:
     #: Committed rows can be read at once.
     lag_seconds = 0.0
 
+    @declaring_door
     def __init__(
         self,
         dsn: str | Callable[[], str],

@@ -20,6 +20,7 @@ from forebay.mirror._model import (
     checksum_of,
 )
 from forebay.mirror.targets._text import texts_of
+from forebay.model.doors import declaring_door
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,7 @@ class SQLiteTarget:
     #: Committed rows can be read at once.
     lag_seconds = 0.0
 
+    @declaring_door
     def __init__(
         self,
         path: str | Path,

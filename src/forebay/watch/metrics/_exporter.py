@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError
+from forebay.model.doors import declaring_door
 from forebay.model.text import logger
 from forebay.watch import operations
 from forebay.watch.metrics._check import CALL_SECONDS, check_session, new_session
@@ -47,6 +48,7 @@ class Exporter:
         process: returns metrics of this process, which are added.
     """
 
+    @declaring_door
     def __init__(
         self,
         dsn: str | Callable[[], str],
