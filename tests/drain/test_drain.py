@@ -379,10 +379,10 @@ def test_a_declaration_is_checked(app):
         ({}, "only one of them"),
         ({"sink": "redis"}, "must be a Sink"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"concurrency": True}, "concurrency is True"),
+        ({"concurrency": True}, "concurrency must be an integer"),
         ({"timeout": 0}, "timeout is 0"),
         ({"verify": True, "sink": RedisList("redis://h", "k")}, "cannot be read back"),
-        ({"holds_key": "wait"}, "holds_key is 'wait'"),
+        ({"holds_key": "wait"}, "holds_key must be True or False"),
         ({"group": ""}, "group"),
     ]:
         given = {"name": "other", "sink": ListSink(), "queue": "orders"} | options

@@ -48,6 +48,7 @@ NO_DOORS = {
     "it is a type": {"mirror.Compare", "mirror.Id", "sinks.Answer", "Outcome"},
     "the source of a mirror makes it, for each item": {"mirror.Document", "mirror.Gone"},
     "it runs what it is given": {"sinks.call_in_thread"},
+    "its rows are those of a scan of a store": {"mirror.checksum_of"},
     "subclasses are written by users, and the library calls them": {
         "Middleware", "testing.SinkContract", "testing.TargetContract", "sinks.Sink",
         "mirror.Source", "mirror.Target",
