@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from forebay.client import Client
 from forebay.config import GROUPS
 from forebay.ops import protocol
 from forebay.sql import latest_version
@@ -282,6 +283,37 @@ def test_dead_letters_are_redriven_by_filter_and_all(forebay, database, conn):
 
 
 # --- queues ---
+
+
+def test_every_screen_has_cancelled_jobs_apart(forebay, database, conn):
+    """They are not ready; how many no worker has passed yet is a number of its own."""
+    for _ in range(4):
+        enqueue(conn, queue="mail")
+    assert "cancelled" not in forebay("queues", "list").out
+    assert forebay("queues", "truncate", "mail", "--yes", "--json").code == 0
+    assert forebay("jobs", "list", "--state", "ready", "--json").json == []
+    stays = enqueue(conn, queue="mail")
+    (line,) = forebay("queues", "list", "--json").json
+    assert (line["ready"], line["cancelled"]) == (1, 4)
+    shown = " ".join(forebay("queues", "list").out.split())
+    assert "ready cancelled claimed" in shown
+    assert "cancelled: they were ready, never start, and no worker has passed them yet." in shown
+    (queue,) = forebay("top", "--json", "--every", "0.1").json["queues"]
+    assert (queue["ready"], queue["cancelled"]) == (1, 4)
+    assert "4 cancelled, not passed yet" in forebay("top", "--once", "--every", "0.1").out
+    metrics = forebay("metrics").out
+    assert 'forebay_jobs{queue="mail",group="default",state="ready"} 1' in metrics
+    assert 'forebay_cancelled_jobs{queue="mail",group="default"} 4' in metrics
+    (job,) = forebay("jobs", "list", "--state", "ready", "--json").json
+    assert job["job_id"] == stays
+    client = Client(database)
+    (depth,) = client.depth("mail")
+    (stats,) = client.stats("mail")
+    assert (depth.ready, depth.cancelled, stats.ready) == (1, 4, 1)
+    with Reader(database, queue="mail") as reader:
+        assert reader.claim_ready(9).job_ids == [stays]
+    (line,) = forebay("queues", "list", "--json").json
+    assert (line["ready"], line["cancelled"]) == (0, 0)
 
 
 def test_queues_show_depth_and_pause(forebay, database, conn):

@@ -78,7 +78,7 @@ def test_json_is_one_object(forebay, load):
 def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
     queue = {
         "queue": "mail", "group": "default", "scheduled": 0, "ready": 0, "claimed": 0, "running": 0,
-        "retrying": 0, "created_at": 0,
+        "retrying": 0, "cancelled": 0, "created_at": 0,
         "paused_at": None, "is_served": True, "claims": claims, "claimed_at": at, "completed": 1,
         "completed_at": at, "oldest_ready_at": None,
     }  # fmt: skip

@@ -109,8 +109,8 @@ def test_queues_are_counted_paused_and_resumed(send_welcome):
         reader.settle(reader.claim_ready(1).claim_no)
     admin = browser(is_superuser=True)
     text = page(admin.get("/admin/forebay/queue/"))
-    assert "Scheduled Ready Claimed Running Retrying Done Failed Dead" in text
-    assert "mail active 0 1 0 0 0 1 0 0" in text
+    assert "Scheduled Ready Cancelled, not passed Claimed Running Retrying Done Failed Dead" in text
+    assert "mail active 0 1 0 0 0 0 1 0 0" in text
     answer = admin.post("/admin/forebay/queue/", {"chosen": ["mail"], "verb": "Pause"}, follow=True)
     assert "1 queue paused" in page(answer)
     assert "paused for" in page(answer)

@@ -131,6 +131,174 @@ def test_a_count_follows_the_jobs_of_ordering_keys(database, conn, renew):
         step()
 
 
+def ready_and_cancelled(conn) -> list[tuple[str, int, int]]:
+    """Return what depth() shows of each group; stats() shows the same ready jobs."""
+    found = conn.execute(
+        "select group_name, sum(ready)::int, sum(cancelled)::int from forebay.depth() "
+        "group by 1 order by 1"
+    ).fetchall()
+    counted = "select group_name, sum(ready)::int from forebay.stats() group by 1 order by 1"
+    assert conn.execute(counted).fetchall() == [(group, ready) for group, ready, _ in found]
+    return found
+
+
+@pytest.mark.parametrize("how", ["by id", "by filter", "in steps", "purge", "truncate"])
+@pytest.mark.parametrize("keys", [{}, {"ordering_key": "k"}, {"limit_key": "k"}])
+def test_cancelled_jobs_do_not_count_as_ready(database, conn, how, keys):
+    """They count as cancelled until a claim has passed them, for each group apart, and then no
+    more.
+    """
+    one(conn, "select forebay.limit_queue('default', key_concurrency => 1)")
+    with Reader(database) as reader, Reader(database, group="second") as second:
+        jobs = [enqueue(conn, kind="go", tag="t", **keys) for _ in range(4)]
+        stay = [enqueue(conn, kind="stay", **keys) for _ in range(2)]
+        if how == "by id":
+            for job in jobs:
+                assert one(conn, "select forebay.cancel(%s)", job) == "cancelled"
+        elif how in ("purge", "truncate"):
+            conn.execute('select forebay.change_jobs(%s, \'{"queue": "default"}\')', [how])
+            jobs, stay = jobs + stay, [enqueue(conn, kind="stay", **keys)]
+        else:
+            most = 1 if how == "in steps" else None
+            act = "select count(*) from forebay.change_jobs('cancel', %s, most => %s)"
+            while one(conn, act, '{"kind": "go"}', most):
+                pass
+        left, gone = len(stay), len(jobs)
+        both = [("default", left, gone), ("second", left, gone)]
+        assert ready_and_cancelled(conn) == both
+        assert {state(conn, job) for job in jobs} == {"cancelled"}
+        agree(conn, jobs + stay)
+        renewed(conn)
+        one(conn, "select forebay.fold_v1()")
+        assert ready_and_cancelled(conn) == both
+        for _ in range(gone):  # A claim passes one job of a limit key.
+            assert set(reader.claim_ready(10).job_ids) <= set(stay)
+        assert [row[2] for row in ready_and_cancelled(conn)] == [0, gone]
+        agree(conn, jobs + stay)
+        trim(conn, "waiting")
+        assert one(conn, "select count(*) from forebay.counter_cancelled") > 0
+        for _ in range(gone):
+            second.claim_ready(10)
+        assert [row[2] for row in ready_and_cancelled(conn)] == [0, 0]
+        agree(conn, jobs + stay)
+        for each in (reader, second):  # A cursor in the middle of a window compares row by row.
+            each.claim_all()
+        trim(conn, "waiting")
+        assert one(conn, "select count(*) from forebay.counter_cancelled") == 0
+    agree(conn, jobs + stay)
+
+
+def cancelled_twice(database, conn) -> tuple[int, int]:
+    """Cancel jobs in two transactions that do not see each other, one after the other and all at
+    once, and one of them while a claim takes it; return the ready and the cancelled ones.
+    """
+    with Reader(database) as reader, connect(database) as first, connect(database) as second:
+        taken = enqueue(conn)
+        jobs = [enqueue(conn) for _ in range(6)]
+        one(conn, "select forebay.fold_v1()")
+        with first.transaction(), second.transaction():
+            for job in jobs[:4]:
+                assert one(first, "select forebay.cancel(%s)", job) == "cancelled"
+            assert one(first, "select forebay.cancel(%s)", taken) == "cancelled"
+            given = json.dumps({"ids": [*jobs[2:5], taken]})
+            one(second, "select count(*) from forebay.change_jobs('cancel', %s)", given)
+            assert reader.claim(1).job_ids == [taken]
+        agree(conn, [taken, *jobs])
+        ((_, ready, cancelled),) = ready_and_cancelled(conn)
+        return ready, cancelled
+
+
+def test_a_job_counts_as_cancelled_once(database, conn):
+    """Also if two sessions cancel it at the same moment; and not at all if a claim has taken it."""
+    assert cancelled_twice(database, conn) == (1, 5)
+
+
+def test_a_job_counts_as_cancelled_twice_if_rows_that_overlap_are_not_compared(database, conn):
+    """The control."""
+    break_function(
+        database,
+        "_cancelled_ahead",
+        ("coalesce(max(f.high)", "false and coalesce(max(f.high)"),
+        ("or coalesce(min(f.low)", "or false and coalesce(min(f.low)"),
+    )
+    with pytest.raises(AssertionError):
+        cancelled_twice(database, conn)
+
+
+def test_a_job_that_was_cancelled_before_it_was_ready_does_not_count_as_ready(database, conn):
+    """Scheduled and due since, or claimed by a worker that was lost."""
+    with Reader(database) as reader:
+        held = enqueue(conn)
+        assert reader.claim(1).job_ids == [held]
+        later = [enqueue(conn, delay="1 s") for _ in range(3)]
+        assert one(conn, "select forebay.cancel(%s)", held) == "requested"
+        for job in later[:2]:
+            assert one(conn, "select forebay.cancel(%s)", job) == "cancelled"
+        reader.revoked_by(conn)
+        agree(conn, [held, *later])
+        assert ready_and_cancelled(conn) == [("default", 0, 1)]
+        shift_clock(conn, 5)
+        one(conn, "select forebay.promote_v1()")
+        agree(conn, [held, *later])
+        assert ready_and_cancelled(conn) == [("default", 1, 3)]
+
+
+def test_a_job_that_waits_for_a_second_group_is_cancelled_for_it_too(database, conn):
+    """A filter by state finds the row of one group only."""
+    with Reader(database) as reader, Reader(database, group="second") as second:
+        jobs = [enqueue(conn) for _ in range(2)]
+        for each, outcome in ((reader, "retried"), (second, "released")):
+            batch = each.claim(1)
+            after = 60 if outcome == "retried" else None
+            each.settle(
+                batch.claim_no, [], ended=[{"offset": 1, "outcome": outcome, "after": after}]
+            )
+        given = json.dumps({"state": "ready"})
+        one(conn, "select count(*) from forebay.change_jobs('cancel', %s)", given)
+        agree(conn, jobs)
+        assert ready_and_cancelled(conn) == [("default", 0, 1), ("second", 0, 2)]
+
+
+def test_a_moved_job_that_a_claim_parks_afterwards_counts_once(database, conn):
+    """Where the first count is made after that, too."""
+    one(conn, "select forebay.limit_queue('default', key_concurrency => 1)")
+    with Reader(database) as reader:
+        jobs = [enqueue(conn, limit_key="k") for _ in range(4)]
+        given = ["reprioritise", json.dumps({"ids": [jobs[2]]}), '{"priority": 5}']
+        query = "select answer from forebay.change_jobs(%s, %s, %s, most => 9)"
+        assert one(conn, query, *given) == "changed"
+        assert reader.claim_ready(10).job_ids == jobs[:1]
+        agree(conn, jobs)
+
+
+@pytest.mark.slow
+def test_depth_visits_no_cancelled_job(conn):
+    """It reads as few pages with 30,000 of them as with 3,000, also from the middle of a window."""
+    open_group(conn, "default")
+    fill = "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[%s]))"
+    read = {}
+    for most in (3_000, 27_000):
+        one(conn, fill, most)
+        conn.execute("select forebay.change_jobs('purge', '{\"queue\": \"default\"}')")
+        renewed(conn)
+        conn.execute("select * from forebay.depth()")  # The plans.
+        read[most] = pages(conn, "select * from forebay.depth()", [])
+    assert ready_and_cancelled(conn) == [("default", 0, 30_000)]
+    assert read[27_000] < read[3_000] + 100, read
+
+
+def test_a_queue_that_is_dropped_leaves_no_cancelled_jobs(conn):
+    """Nor does a group that is closed."""
+    open_group(conn, "default")
+    enqueue(conn)
+    enqueue(conn, delay="1 hour")
+    one(conn, "select cancelled from forebay.drop_queue('default')")
+    for _ in range(9):
+        one(conn, "select forebay.close_groups()")
+    trim(conn, "waiting")
+    assert sum(row[2] for row in ready_and_cancelled(conn)) in (0, 1)
+
+
 def test_a_cancelled_job_that_was_committed_past_due_is_subtracted(database, conn):
     """The position of promotions has passed its time, and its row is not promoted."""
     open_group(conn, "default")

@@ -161,7 +161,7 @@ class Life:
 
     def do_cancel_many(self):
         where = {
-            "state": self.draw.choice(["scheduled", "retrying"]),
+            "state": self.draw.choice(["scheduled", "retrying", "ready"]),
             "queue": self.draw.choice(["default", "other"]),
         }
         self.change("cancel", where, most=self.draw.randint(1, 3))

@@ -35,6 +35,7 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
 
     The numbers are exact, and the command visits no job that just waits or has ended. A terminal of
     100 columns, or 120 with groups, also has the numbers of jobs done and of failed attempts.
+    Cancelled jobs are not ready; those that no worker has passed yet have their own column.
     forebay stats has them by kind and tag.
     """
     from forebay.db.own import run_own
@@ -53,7 +54,9 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     has_paused = any(line.paused_at for line in found)
     needed = 100 + 20 * has_groups + 20 * has_paused
     totals = ("done", "failed") if out.width >= needed else ()
-    numbers = ("scheduled", "ready", "claimed", "running", "retrying", *totals, "dead")
+    # Most of the time there are none, and 80 columns are full.
+    passed = ("cancelled",) if any(line.cancelled for line in found) else ()
+    numbers = ("scheduled", "ready", *passed, "claimed", "running", "retrying", *totals, "dead")
     rows = table(
         *("queue", "prio", *(["group"] if has_groups else []), *numbers, "last claim"),
         *([""] if has_paused else []),
@@ -70,6 +73,7 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
             *([line.group] if has_groups else []),
             _number(line.scheduled, "yellow"),
             _number(line.ready, "blue"),
+            *(_number(getattr(line, name), "dim") for name in passed),
             _number(line.claimed, "cyan"),
             _number(line.running, "cyan"),
             _number(line.retrying, "red"),
@@ -79,6 +83,8 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
             *([Text(paused, style="bold yellow")] if has_paused else []),
         )
     out.print(rows)
+    if passed:
+        out.print("cancelled: they were ready, never start, and no worker has passed them yet.")
 
 
 @commands.add("pause")

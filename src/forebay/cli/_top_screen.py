@@ -182,6 +182,8 @@ def _queues(overview: Overview, view: View, width: int) -> list[Text]:
     # A wide terminal has a column with the state.
     marks = {} if width >= 140 else {_mark(queue): _state(queue) for queue, _ in rows}
     legend = [f"{mark} {marks[mark]}" for mark in "‖!" if mark in marks]
+    if cancelled := sum(queue.cancelled for queue, _ in rows):
+        legend.append(f"{cancelled:,} cancelled, not passed yet")
     if legend:
         lines.append(Text("  ".join(legend), "dim"))
     return lines

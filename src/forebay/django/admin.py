@@ -311,8 +311,8 @@ class QueueAdmin(LogAdmin):
     """Queues with the numbers of their jobs by state, for each consumer group."""
 
     heads = (
-        "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Done", "Failed",
-        "Dead", "Last claim",
+        "Queue", "State", "Scheduled", "Ready", "Cancelled, not passed", "Claimed", "Running",
+        "Retrying", "Done", "Failed", "Dead", "Last claim",
     )  # fmt: skip
     verbs = {"Pause": "paused", "Resume": "resumed"}  # noqa: RUF012
     has_pages = False
@@ -335,7 +335,10 @@ class QueueAdmin(LogAdmin):
     def row(self, row: list[QueueOverview]) -> dict[str, Any]:
         """Return the cells of a queue and group: the sums over its priorities."""
         first = row[0]
-        names = ("scheduled", "ready", "claimed", "running", "retrying", "done", "failed", "dead")
+        names = (
+            "scheduled", "ready", "cancelled", "claimed", "running", "retrying", "done", "failed",
+            "dead",
+        )  # fmt: skip
         claims = [one.claimed_at for one in row if one.claimed_at is not None]
         state = f"paused for {lasting(first.paused_at)}" if first.paused_at else "active"
         if first.resume_at:

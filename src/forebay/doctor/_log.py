@@ -309,7 +309,7 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
 _QUEUES_SQL: Final = """
 select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.scheduled)::bigint,
     sum(d.claimed)::bigint,
-       sum(d.running)::bigint, sum(d.retrying)::bigint,
+       sum(d.running)::bigint, sum(d.retrying)::bigint, sum(d.cancelled)::bigint,
        max(extract(epoch from clock_timestamp() - case when g.resume_at <= clock_timestamp()
            then null else g.paused_at end))::float8,
        min(extract(epoch from clock_timestamp() - c.claimed_at))::float8,
@@ -348,6 +348,7 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
         claimed,
         running,
         retrying,
+        cancelled,
         paused,
         last_claim,
         alive,
@@ -361,6 +362,7 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
                 "claimed": claimed,
                 "running": running,
                 "retrying": retrying,
+                "cancelled": cancelled,
                 "paused": paused is not None,
             }
         )

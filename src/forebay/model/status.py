@@ -71,7 +71,12 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """Numbers of waiting and running jobs of one queue, priority and group."""
+    """Numbers of waiting and running jobs of one queue, priority and group.
+
+    Attributes:
+        cancelled: jobs that were cancelled or replaced while they were ready, and that no worker
+            has passed yet. They never start, and count in no other number.
+    """
 
     queue: str
     priority: int
@@ -81,6 +86,7 @@ class Depth:
     claimed: int
     running: int
     retrying: int
+    cancelled: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

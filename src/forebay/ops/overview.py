@@ -57,6 +57,8 @@ class QueueOverview:
     """One queue, priority and group.
 
     Attributes:
+        cancelled: jobs that were cancelled or replaced while they were ready, and that no worker
+            has passed yet.
         done: jobs that were completed since the group was opened.
         failed: attempts that ended with an error and were repeated, since then.
         dead: dead letters that were not redriven.
@@ -73,6 +75,7 @@ class QueueOverview:
     claimed: int
     running: int
     retrying: int
+    cancelled: int
     done: int
     failed: int
     dead: int

@@ -16,6 +16,8 @@ class QueueLoad:
     """One queue in one consumer group, now. Rates and latencies are None if nothing is known.
 
     Attributes:
+        cancelled: jobs that were cancelled or replaced while they were ready, and that no worker
+            has passed yet.
         dead: dead letters of the queue that were not redriven and whose cause is not muted; the
             same in all its groups.
         is_served: whether a live worker serves it.
@@ -37,6 +39,7 @@ class QueueLoad:
     claimed: int
     running: int
     retrying: int
+    cancelled: int
     dead: int
     is_paused: bool
     is_served: bool

@@ -162,6 +162,7 @@ def _queues(
                 claimed=queue["claimed"],
                 running=queue["running"],
                 retrying=queue["retrying"],
+                cancelled=queue["cancelled"],
                 dead=dead.get(queue["queue"], 0),
                 is_paused=queue["paused_at"] is not None,
                 is_served=queue["is_served"],

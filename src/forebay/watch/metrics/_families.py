@@ -221,6 +221,13 @@ def _checked(data: Mapping[str, Any]) -> Iterable[Sample]:
 
 _DATABASE: Final[tuple[_Definition, ...]] = (
     ("forebay_jobs", "gauge", "Jobs that have not ended, by state.", (*_QUEUE, "state"), _jobs),
+    (
+        "forebay_cancelled_jobs",
+        "gauge",
+        "Jobs that were cancelled while they were ready, and that no worker has passed yet.",
+        _QUEUE,
+        _of_queues("cancelled"),
+    ),
     ("forebay_queue_oldest_ready_seconds", "gauge", (
             "Age of the oldest ready job; 0 without "
             "one."

@@ -70,6 +70,26 @@ create index withdrawn_by_xid on forebay.withdrawn (queue, xid);
 create index withdrawn_to_trim on forebay.withdrawn (run_at, deferred_id);
 alter table forebay.withdrawn replica identity full;
 
+-- Rows of the log whose jobs were cancelled or replaced: while they are in front of a cursor, or parked for their limit key, their jobs are
+-- not ready. A row has up to 1,000 of them, of one lane, kind, tag and limit key, in the order of their numbers.
+create table forebay.counter_cancelled (
+    queue     text not null,
+    lane      bigint not null,
+    group_id  bigint,                    -- null: for every group
+    kind      text not null,
+    tag       text,
+    limit_key text,
+    jobs      integer not null,
+    low       bigint not null,           -- the first and the last number
+    high      bigint not null,
+    oldest    xid8 not null,             -- the lowest and the highest transaction
+    newest    xid8 not null,
+    xids      xid8[] not null,           -- these belong together
+    seqs      bigint[] not null
+);
+create index counter_cancelled_by_lane on forebay.counter_cancelled (queue, lane, low);
+alter table forebay.counter_cancelled replica identity full;
+
 
 -- What is counted: a queue and a group, with the last count, and the transactions whose rows it does not have.
 create type forebay._waiting_base as (
@@ -84,3 +104,6 @@ create type forebay._waiting_lane as (
 
 -- Rows that were found in a lane, how many of them are the caller's own, and the lowest number of the others.
 create type forebay._waiting_rows as (nr bigint, jobs bigint, own bigint, low bigint);
+
+-- A group and a lane with cancelled rows, and the group's cursor there.
+create type forebay._cancelled_place as (queue text, lane bigint, priority integer, group_id bigint, cursor forebay._cursor);

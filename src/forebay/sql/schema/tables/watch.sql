@@ -2,7 +2,7 @@
 --
 -- A job has a row for each time it became ready or was scheduled. state: scheduled, ready, claimed, retrying; done, dead, expired, cancelled, of
 -- jobs that have ended; failed, snoozed, released, lost, moved, of rows that were followed by another one; withdrawn, of jobs cancelled while
--- they waited for their ordering key; requeued, once for each time, beside
+-- they were ready and not passed by a claim yet; requeued, once for each time, beside
 -- the present state. jobs is 1. For rows in segments that were emptied there is a row for each kind, tag and state, with their number; these
 -- numbers were counted before the segments were emptied.
 --
@@ -62,14 +62,9 @@ select r.queue, r.group_name, r.priority, r.kind, r.tag,
                                                  where n.job_id = r.job_id and l.audience in (r.group_id, -r.group_id)
                                                    and (pg_visible_in_snapshot(n.xid, p.snap) and (n.run_at, n.deferred_id) <= (p.run_at, p.deferred_id)) is not true)) then 'moved'
                              when exists (select from forebay.tombstone t where t.job_id = r.job_id and t.reason = 'e' and t.group_id = r.group_id) then 'expired'
-                             -- Cancelled while it waits for its ordering key: it is counted as cancelled by the claim that skips it.
-                             when r.ordering_key is not null
-                                  and exists (select from forebay.tombstone t
-                                              where t.job_id = r.job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = r.group_id))
-                                  and (h.seq is not null
-                                       or exists (select from forebay.parked p where p.seq = r.seq and p.group_id = r.group_id)
-                                       or exists (select from forebay.key_run k
-                                                  where k.group_id = r.group_id and k.ordering_key = r.ordering_key and r.seq = any (k.rest_seqs))) then 'withdrawn'
+                             -- Cancelled while it waits: it is counted as cancelled by the claim that skips it.
+                             when exists (select from forebay.tombstone t
+                                          where t.job_id = r.job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = r.group_id)) then 'withdrawn'
                              else 'ready' end end as state,
        1::bigint as jobs
 from log_row r

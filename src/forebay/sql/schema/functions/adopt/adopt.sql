@@ -89,6 +89,9 @@ begin
         discarded := v_count;
     end if;
 
+    -- Numbers and transactions of the other cluster. Rows that are written now are noted again.
+    delete from forebay.counter_cancelled;
+
     -- Claimed and not settled.
     for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.opened_at loop
         if p_resume then

@@ -62,6 +62,7 @@ declare
     v_taken   bigint[] := '{}';
     v_asked   bigint[] := '{}';
     v_held    bigint[] := '{}';  -- jobs that a worker has for one group
+    v_partly  bigint[];          -- jobs that were not found for each group
     v_count   bigint;
 begin
     if (v_most between 1 and 100000) is not true and (not v_cancels or change_jobs.most is not null) then
@@ -96,7 +97,10 @@ begin
         end if;
         insert into forebay.tombstone (job_id, reason, recorded_at)
         select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f where f.job_id <> all (v_held) order by 1;
-        perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd' and f.job_id <> all (v_held)));
+        v_partly := forebay._partly_found(v_found, v_held);
+        perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd' and f.job_id <> all (v_held)) || v_partly);
+        perform forebay._note_cancelled_matches(v_found, v_held || v_partly, false, null);
+        perform forebay._note_cancelled_jobs(v_partly);
     elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
         v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
             || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
@@ -154,7 +158,43 @@ begin
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         select u, v_group.group_id, 'c', forebay._now() from unnest(v_group.jobs) u order by 1;
         perform forebay._withdraw(v_group.jobs, v_group.group_id);
+        perform forebay._note_cancelled_matches(p_found, v_group.jobs, true, v_group.group_id);
     end loop;
+end
+$$;
+
+
+-- Jobs of queues with several groups that were not found ready for each of them, but those in p_but: a filter by state, or the number of jobs
+-- of a step, leaves out rows that wait for other groups, and the jobs are cancelled for these too.
+create function forebay._partly_found(p_found forebay._match[], p_but bigint[]) returns bigint[]
+language plpgsql stable
+as $$
+begin
+    if not exists (select from forebay.queue_group g group by g.queue having count(*) > 1) then
+        return '{}';
+    end if;
+    return array(
+        select f.job_id
+        from unnest(p_found) f
+        cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+        where f.job_id <> all (p_but)
+        group by f.job_id, l.queue
+        having (select count(*) from forebay.queue_group g where g.queue = l.queue) not in (1, count(distinct f.group_id) filter (where f.place = 'l')));
+end
+$$;
+
+
+-- Note the rows of the log that matched: those of the jobs p_jobs, or those of all others; for a group or, with null, all.
+create function forebay._note_cancelled_matches(p_found forebay._match[], p_jobs bigint[], p_only boolean, p_group_id bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    v_rows record;
+begin
+    select array_agg(r.lane) as lanes, array_agg(r.xid) as xids, array_agg(r.seq) as seqs into v_rows
+    from (select distinct f.lane, f.xid, f.seq from unnest(p_found) f
+          where f.place = 'l' and (f.job_id = any (p_jobs)) = p_only and (p_group_id is null or f.group_id = p_group_id)) r;
+    perform forebay._note_cancelled(v_rows.lanes, v_rows.xids, v_rows.seqs, p_group_id);
 end
 $$;
 

@@ -45,8 +45,11 @@ begin
             lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, ready_at, {job})
         select g.lane, g.enqueued_at, g.job_id, g.expires_at, g.attempt, g.pauses, g.unique_key, forebay._now(), {job of g}
         from gone g where v_is_due order by g.run_at, g.deferred_id
+        returning lane, seq, job_id
     )
-    select array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,
+    select (select array_agg(n.lane) from now n) as new_lanes, (select array_agg(n.seq) from now n) as new_seqs,
+           (select array_agg(n.job_id) from now n) as new_jobs,
+           array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,
            array_agg(g.lane) as lanes, array_agg(g.xid) as xids, array_agg(forebay._state_of_deferred(g.attempt, g.pauses)) as states,
            array_agg(g.run_at) as times, array_agg(g.deferred_id) as ids, array_agg(g.job_id) as row_jobs,
            array_agg(g.kind) as kinds, array_agg(g.tag) as tags
@@ -57,7 +60,8 @@ begin
     v_jobs := v_left.jobs;
     v_lanes := v_left.due_lanes;
     perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
-    -- A job that was cancelled for one of several groups: the new row is withdrawn for it.
+    -- A job that was cancelled for one of several groups: the new row is withdrawn for it, or noted.
+    perform forebay._note_cancelled_again(v_left.new_lanes, v_left.new_seqs, v_left.new_jobs);
     for v_withdrawn in
         with old as (
             delete from forebay.withdrawn w

@@ -45,8 +45,13 @@ begin
     with base as materialized (
         select b.nr, b.queue, b.group_id, b.group_name from unnest(v_found.bases) b
     ), waiting as materialized (
-        -- Of jobs that wait for a key, and of those whose handlers run.
+        -- Of jobs that wait for a key, of those that were cancelled before a claim, and of those whose handlers run.
         select r.base, r.priority, r.kind, r.tag, r.event, sum(r.jobs) as jobs from forebay._counter_held(v_found.bases) r group by 1, 2, 3, 4, 5
+        union all
+        select b.nr, r.priority, r.kind, r.tag, 1, -r.jobs
+        from forebay._cancelled_ahead(case when only_queue is not null then array[only_queue] end) r
+        join base b on b.queue = r.queue and b.group_id = r.group_id
+        where r.jobs > 0
         union all
         select r.base, r.priority, r.kind, r.tag, 60, sum(r.jobs) from forebay._counter_running(v_found.bases, v_found.lanes) r group by 1, 2, 3, 4
     ), folded as (
@@ -88,7 +93,7 @@ end
 $$;
 
 
--- The jobs that wait for a key: they are part of those that are ready. Of cancelled ones of an ordering key the rows are not ready (event 1).
+-- The jobs that wait for a key: they are part of those that are ready. The rows of cancelled ones are not ready (event 1).
 create function forebay._counter_held(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
 language plpgsql stable
 -- planner: hot
@@ -103,10 +108,9 @@ begin
     from forebay._parked_jobs() p
     join unnest(p_bases) b on b.group_id = p.group_id
     cross join lateral (
-        select (p.job).ordering_key is not null
-               and exists (select from forebay.tombstone t
-                           where t.job_id = coalesce((p.job).job_id, (p.job).seq) and t.reason in ('c', 'r')
-                             and (t.group_id is null or t.group_id = p.group_id)) as is_cancelled) c
+        select exists (select from forebay.tombstone t
+                       where t.job_id = coalesce((p.job).job_id, (p.job).seq) and t.reason in ('c', 'r')
+                         and (t.group_id is null or t.group_id = p.group_id)) as is_cancelled) c
     cross join lateral (select i.priority from forebay.lane i where i.lane = (p.job).lane limit 1) l
     where (p.job).kind <> ''
     group by b.nr, l.priority, (p.job).kind, (p.job).tag, c.is_cancelled;

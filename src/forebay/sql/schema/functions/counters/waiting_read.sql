@@ -8,7 +8,7 @@
 --   of the count that it begins with. visited: rows.
 create function forebay._waiting_read(p_queues text[], p_group_id bigint default null, p_most bigint default null)
 returns table (queue text, group_id bigint, group_name text, priorities integer[], ready bigint[], scheduled bigint[], retrying bigint[],
-               last forebay.counter_waiting, base_no bigint, visited bigint, is_first boolean)
+               cancelled bigint[], last forebay.counter_waiting, base_no bigint, visited bigint, is_first boolean)
 language plpgsql stable
 -- planner: hot
 as $$
@@ -101,16 +101,24 @@ begin
                   where not pg_visible_in_snapshot(i.row_xid, v_position.snap)) u
               where u.audience in (0, b.group_id, -b.group_id) and (u.group_id is null or u.group_id = b.group_id)) w
         group by w.base, w.priority),
+    cancelled_rows as materialized (
+        select b.nr as base, c.priority, sum(c.jobs + c.parked) as jobs
+        from forebay._cancelled_ahead(p_queues) c join unnest(v_bases) b on b.queue = c.queue and b.group_id = c.group_id
+        group by b.nr, c.priority),
     parked_jobs as materialized (
         select b.nr as base, p.priority, sum(p.parked) as parked
         from forebay._waiting_parked(p_queues) p join unnest(v_bases) b on b.queue = p.queue and b.group_id = p.group_id
         group by b.nr, p.priority),
     limited_parked as materialized (
-        select b.nr as base, l.priority, sum(p.jobs) as parked
-        from forebay._all_limit_parked() p
-        cross join lateral (select i.queue, i.priority from forebay.lane i where i.lane = p.lane limit 1) l
+        select b.nr as base, l.priority, count(*) as parked
+        from forebay._parked_jobs(case when cardinality(p_queues) = 1 then p_queues[1] end) p
+        cross join lateral (select i.queue, i.priority from forebay.lane i where i.lane = (p.job).lane limit 1) l
         join unnest(v_bases) b on b.queue = l.queue and b.group_id = p.group_id
-        where exists (select from unnest(v_bases) n where n.snap is null) and b.snap is null
+        where exists (select from unnest(v_bases) n where n.snap is null) and b.snap is null and (p.job).ordering_key is null
+          -- Moved, or expired by the sweep: later counts subtracted these then.
+          and not exists (select from forebay.tombstone t
+                          where t.job_id = coalesce((p.job).job_id, (p.job).seq) and t.group_id = p.group_id
+                            and (t.reason = 'e' or t.reason = 'm' and (p.job).seq <= t.up_to))
         group by b.nr, l.priority),
     gone as materialized (
         select b.nr as base, f.priority, f.total from unnest(v_bases) b join forebay.forgotten f on f.queue = b.queue and f.group_id = b.group_id),
@@ -127,7 +135,7 @@ begin
                coalesce(b.retrying[p.place], 0) + coalesce(d.retrying, 0) - coalesce(c.retrying, 0) as retrying,
                coalesce(l.own, 0) as own, coalesce(d.own_scheduled, 0) as own_scheduled, coalesce(d.own_retrying, 0) as own_retrying,
                coalesce(l.keyed, 0) as keyed, coalesce(l.own_keyed, 0) as own_keyed, coalesce(k.parked, 0) as parked,
-               coalesce(w.scheduled, 0) as withdrawn_scheduled, coalesce(w.retrying, 0) as withdrawn_retrying,
+               coalesce(a.jobs, 0) as cancelled, coalesce(w.scheduled, 0) as withdrawn_scheduled, coalesce(w.retrying, 0) as withdrawn_retrying,
                coalesce(l.visited, 0) + coalesce(d.visited, 0) + coalesce(c.visited, 0) as visited
         from (select i.base, i.priority, array_position(b.priorities, i.priority) as place
               from (select l.base, l.priority from in_lanes l
@@ -141,6 +149,7 @@ begin
         left join deferred_rows d on d.base = p.base and d.priority = p.priority
         left join changes c on c.base = p.base and c.priority = p.priority
         left join withdrawn_rows w on w.base = p.base and w.priority = p.priority
+        left join cancelled_rows a on a.base = p.base and a.priority = p.priority
         left join parked_jobs k on k.base = p.base and k.priority = p.priority
         left join gone f on f.base = p.base and f.priority = p.priority
         -- Behind the cursors, but not taken: the first count has them, later ones subtract what batches take.
@@ -149,7 +158,7 @@ begin
         select l.base, array_agg(row((l.cursor).lane, l.unread - l.own, l.low, l.cursor)::forebay._waiting_keyed) as keyed
         from lanes l where l.is_keyed group by l.base)
     select b.queue, b.group_id, b.group_name,
-           coalesce(s.priorities, '{}'), coalesce(s.ready, '{}'), coalesce(s.scheduled, '{}'), coalesce(s.retrying, '{}'),
+           coalesce(s.priorities, '{}'), coalesce(s.ready, '{}'), coalesce(s.scheduled, '{}'), coalesce(s.retrying, '{}'), coalesce(s.cancelled, '{}'),
            row(b.queue, b.group_id, null, null, null, null, forebay._snapshot_of_others(), null,
                coalesce(s.waiting, 0), coalesce(s.consumed, 0), coalesce(s.all_priorities, '{}'), coalesce(s.all_totals, '{}'),
                coalesce(s.all_scheduled, '{}'), coalesce(s.all_retrying, '{}'), coalesce(k.keyed, '{}'))::forebay.counter_waiting,
@@ -157,11 +166,13 @@ begin
     from unnest(v_bases) b
     left join (
         select c.base, sum(c.visited) as visited, sum(c.consumed)::bigint as consumed,
-               -- Without the caller's own jobs, those that it has withdrawn excepted: an enqueue that counts is rolled back or adds more.
+               -- Without the caller's own jobs, those that it has withdrawn excepted: an enqueue that counts is rolled back or adds more. With
+               -- those that were cancelled before a claim: what claims skip is subtracted from it.
                sum(c.total - c.own - c.consumed + c.keyed - c.own_keyed + c.parked + c.scheduled - c.own_scheduled - c.withdrawn_scheduled
                    + c.retrying - c.own_retrying - c.withdrawn_retrying)::bigint as waiting,
                array_agg(c.priority order by c.priority) filter (where c.is_shown) as priorities,
-               array_agg((c.total - c.consumed + c.keyed + c.parked)::bigint order by c.priority) filter (where c.is_shown) as ready,
+               array_agg((c.total - c.consumed + c.keyed + c.parked - c.cancelled)::bigint order by c.priority) filter (where c.is_shown) as ready,
+               array_agg(c.cancelled::bigint order by c.priority) filter (where c.is_shown) as cancelled,
                array_agg((c.scheduled - c.withdrawn_scheduled)::bigint order by c.priority) filter (where c.is_shown) as scheduled,
                array_agg((c.retrying - c.withdrawn_retrying)::bigint order by c.priority) filter (where c.is_shown) as retrying,
                array_agg(c.priority order by c.priority) as all_priorities,

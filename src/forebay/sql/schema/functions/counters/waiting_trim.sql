@@ -1,5 +1,6 @@
 -- Delete counts of waiting jobs behind the newest ones, and those of groups that are gone: an enqueue that was open when its group was
--- deleted may commit one afterwards. Then what only older counts need: changes, and withdrawn jobs that were promoted.
+-- deleted may commit one afterwards. Then what only older counts need: changes, withdrawn jobs that were promoted, and cancelled ones that
+-- every group has passed.
 create function forebay._trim_waiting(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 -- planner: in order
@@ -37,7 +38,7 @@ begin
             return;
         end if;
     end loop;
-    v_gone := forebay._trim_changes(p_most) + forebay._trim_withdrawn(p_most);
+    v_gone := forebay._trim_changes(p_most) + forebay._trim_withdrawn(p_most) + forebay._trim_cancelled(p_most);
     rows := rows + v_gone;
     next := case when v_gone >= p_most then jsonb_build_array(v_queue, v_group) end;
 end

@@ -33,6 +33,7 @@ declare
     v_lanes  bigint[];
     v_subjects bigint[];
     v_left   record;
+    v_withdrawn boolean;                 -- Are there jobs that were cancelled while they waited?
 begin
     -- With a limit of 0 the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
@@ -92,6 +93,7 @@ begin
         v_position_id := 9223372036854775807;
     end if;
 
+    v_withdrawn := exists (select from forebay.withdrawn);
     if v_ids is not null then
         with due as materialized (
             select d.* from forebay.deferred d
@@ -105,8 +107,10 @@ begin
             from due d
             where d.job_id >= 0
             order by d.run_at, d.deferred_id
+            returning lane, seq, job_id
         )
-        select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
+        select (select array_agg(w.lane) from written w where v_withdrawn) as new_lanes, (select array_agg(w.seq) from written w where v_withdrawn) as new_seqs,
+               (select array_agg(w.job_id) from written w where v_withdrawn) as new_jobs, count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
                array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
                array_agg(-d.job_id) filter (where d.job_id < 0) as subjects,
@@ -116,6 +120,7 @@ begin
         v_lanes := v_left.all_lanes;
         v_subjects := v_left.subjects;
         perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
+        perform forebay._note_cancelled_again(v_left.new_lanes, v_left.new_seqs, v_left.new_jobs);
     end if;
 
     -- At or below the old position, and visible only since.
@@ -132,8 +137,10 @@ begin
         from late d
         where d.job_id >= 0
         order by d.run_at, d.deferred_id
+        returning lane, seq, job_id
     )
-    select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
+    select (select array_agg(w.lane) from written w where v_withdrawn) as new_lanes, (select array_agg(w.seq) from written w where v_withdrawn) as new_seqs,
+           (select array_agg(w.job_id) from written w where v_withdrawn) as new_jobs, count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
            array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
            array_agg(-d.job_id) filter (where d.job_id < 0) as subjects,
@@ -144,6 +151,7 @@ begin
         v_lanes := v_lanes || v_left.all_lanes;
         v_subjects := v_subjects || v_left.subjects;
         perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
+        perform forebay._note_cancelled_again(v_left.new_lanes, v_left.new_seqs, v_left.new_jobs);
     end if;
     v_lanes := array(select distinct u from unnest(v_lanes) u);
     -- The lanes may have become dormant while the jobs waited.

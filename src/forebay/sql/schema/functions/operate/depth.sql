@@ -6,10 +6,13 @@
 -- or moved since, in lanes of ordering keys those claimed since, and scheduled jobs that were
 -- cancelled or replaced and are not due yet. Where no worker has run yet it visits every waiting
 -- job.
+--
+-- `cancelled` is the number of jobs that were cancelled or replaced while they were ready and that
+-- no worker has passed yet. They never start, and count in no other column.
 -- pages: 1000 + 100 a lane + 4 an uncounted job + 20 an open lease
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
-               retrying bigint)
+               retrying bigint, cancelled bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: hot
@@ -18,9 +21,9 @@ as $$
 begin
     return query
     with waiting as materialized (
-        select w.queue, w.group_id, w.group_name, u.priority, u.ready, u.scheduled, u.retrying
+        select w.queue, w.group_id, w.group_name, u.priority, u.ready, u.scheduled, u.retrying, u.cancelled
         from forebay._waiting_read(case when only_queue is not null then array[only_queue] end) w
-        cross join lateral unnest(w.priorities, w.ready, w.scheduled, w.retrying) u (priority, ready, scheduled, retrying)),
+        cross join lateral unnest(w.priorities, w.ready, w.scheduled, w.retrying, w.cancelled) u (priority, ready, scheduled, retrying, cancelled)),
     open_leases as materialized (
         select e.lease_id, f.floor, h.heartbeat_at, h.running_jobs
         from forebay.lease e
@@ -80,7 +83,7 @@ begin
         cross join lateral (select i.priority from forebay.lane i where i.lane = o.lane limit 1) l
         group by o.group_id, l.priority)
     select w.queue, w.priority, w.group_name, w.scheduled, w.ready, coalesce(p.open - p.running, 0)::bigint, coalesce(p.running, 0)::bigint,
-           w.retrying
+           w.retrying, w.cancelled
     from waiting w
     left join by_priority p on p.group_id = w.group_id and p.priority = w.priority
     order by w.queue, w.priority, w.group_name;

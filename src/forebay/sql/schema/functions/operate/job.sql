@@ -176,6 +176,9 @@ begin
                        and (t.group_id is null or t.group_id = v_group.group_id)) then
                 state := 'expired';
                 attempt := attempt - 1;
+            elsif cancel_requested then
+                state := 'cancelled';
+                attempt := attempt - 1;
             end if;
             return next;
             continue;
@@ -189,7 +192,8 @@ begin
             end if;
         elsif v_row.limit_key is not null then
             if forebay._is_limit_parked(v_group.group_id, v_row.limit_key, v_row.xid, v_row.seq) then
-                state := 'ready';
+                state := case when cancel_requested then 'cancelled' else 'ready' end;
+                attempt := attempt - cancel_requested::integer;
                 return next;
                 continue;
             end if;

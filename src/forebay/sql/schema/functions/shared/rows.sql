@@ -28,13 +28,16 @@ language plpgsql volatile
 as $$
 declare
     v_expires_at constant timestamptz := p_row.expires_at;
+    v_seq        bigint;
 begin
     if p_run_at is null then
         insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, ready_at, {job})
         values (
             p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
-            nullif(p_pauses, 0), p_row.unique_key, forebay._now(), {job of p_row});
+            nullif(p_pauses, 0), p_row.unique_key, forebay._now(), {job of p_row})
+        returning seq into v_seq;
+        perform forebay._note_cancelled_again(array[p_lane], array[v_seq], array[coalesce(p_row.job_id, p_row.seq)]);
     else
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})

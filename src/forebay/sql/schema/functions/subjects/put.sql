@@ -292,6 +292,7 @@ begin
     if v_runs <> '{}' then
         insert into forebay.tombstone (job_id, reason, recorded_at) select u, 'r', v_now from unnest(v_runs) u;
         perform forebay._withdraw(v_runs);
+        perform forebay._note_cancelled_jobs(v_runs);
     end if;
     with row as materialized (
         select c.subject_id, c.old, c.new,

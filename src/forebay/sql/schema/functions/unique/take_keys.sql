@@ -54,6 +54,7 @@ declare
     v_cut    bigint;
     v_make   record;
     v_made   bigint[];
+    v_gone   bigint[];
     v_row    record;
 begin
     v_lasts := array(
@@ -125,7 +126,9 @@ begin
         select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
         union all
         select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.mode = 'c';
-        perform forebay._withdraw(array(select g.job_id from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null));
+        v_gone := array(select g.job_id from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null);
+        perform forebay._withdraw(v_gone);
+        perform forebay._note_cancelled_jobs(v_gone);
     end if;
     return v_taken[1 : v_cut - 1];
 end

@@ -68,7 +68,7 @@ language sql stable
 as $$
     with counts as materialized (
         select d.queue, d.group_name, sum(d.scheduled)::bigint as scheduled, sum(d.ready)::bigint as ready, sum(d.claimed)::bigint as claimed,
-               sum(d.running)::bigint as running, sum(d.retrying)::bigint as retrying
+               sum(d.running)::bigint as running, sum(d.retrying)::bigint as retrying, sum(d.cancelled)::bigint as cancelled
         from forebay.depth() d group by d.queue, d.group_name),
     -- Only these have an oldest ready job: of a thousand queues, most are empty.
     waiting as materialized (select distinct c.queue from counts c where c.ready > 0),
@@ -122,7 +122,7 @@ as $$
         from counts i left join forebay.queue_group g on g.queue = i.queue and g.name = i.group_name)
     select coalesce(jsonb_agg(jsonb_build_object(
                'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
-               'retrying', d.retrying, 'created_at', extract(epoch from d.created_at),
+               'retrying', d.retrying, 'cancelled', d.cancelled, 'created_at', extract(epoch from d.created_at),
                'paused_at', extract(epoch from forebay._paused_since(d.paused_at, d.resume_at)),
                'is_served', d.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(d.group_id) is not null or exists (
                    select from forebay.lease l
