@@ -3,6 +3,7 @@ costs.
 """
 
 import asyncio
+import json
 import random
 import threading
 import time
@@ -14,7 +15,17 @@ import pytest
 
 import forebay
 from tests.sql.test_unique import ask
-from tests.support.engine import STEPS, Reader, connect, depth, enqueue, enqueue_many, one, state
+from tests.support.engine import (
+    STEPS,
+    Reader,
+    connect,
+    depth,
+    enqueue,
+    enqueue_many,
+    one,
+    sqlstate,
+    state,
+)
 from tests.support.fix_worker import run_until_idle
 from tests.support.mutant import break_function
 from tests.support.waiting import wait_for
@@ -94,6 +105,69 @@ def test_bulk_calls_of_the_same_keys_in_any_order_never_deadlock(database, seed,
     committed = bulk_calls_of_the_same_keys(database, seed, 60 if is_long else SECONDS)
     print(f"{committed} calls")
     assert committed > 20
+
+
+def pushes_of_the_same_subjects(dsn: str, seed: int, seconds: float) -> int:
+    """Push, upsert and drop the same subjects in bulk calls of many sessions; return the number
+    of commits.
+    """
+    calls: Counter[str] = Counter()
+
+    def produce(rng: random.Random, continues) -> None:
+        with psycopg.connect(dsn) as conn:
+            while continues():
+                call = rng.choice(
+                    ["push_subjects(%s)", "push_subjects(%s)", "upsert_subjects(%s, true)"]
+                )
+                items = [
+                    {
+                        "kind": "work",
+                        "queue": "work",
+                        "subject": f"s{name}",
+                        "delay": rng.choice([0, 9]),
+                    }
+                    for name in rng.sample(range(KEYS), 9)
+                ]
+                conn.execute(f"select * from forebay.{call}", [json.dumps(items)])
+                time.sleep(0.002 * rng.random())
+                if rng.random() < 0.3:
+                    conn.rollback()
+                    continue
+                conn.commit()
+                calls["committed"] += 1
+                drop = "select forebay.drop_subject('work', %s)"
+                assert sqlstate(conn, drop, items[0]["subject"]) in (None, "JQ065")
+                conn.rollback()
+
+    together([produce] * 6, seed, seconds)
+    return calls["committed"]
+
+
+@pytest.mark.slow
+def test_bulk_pushes_of_the_same_subjects_in_any_order_never_deadlock(database, seed, is_long):
+    """
+    Rows of subjects are inserted and locked in the order of their names, not the caller's.
+    """
+    committed = pushes_of_the_same_subjects(database, seed, 60 if is_long else SECONDS)
+    print(f"{committed} calls")
+    assert committed > 20
+
+
+@pytest.mark.slow
+def test_bulk_pushes_deadlock_when_they_take_subjects_as_they_come(database, seed):
+    """
+    Taken in the caller's order, they do.
+    """
+    break_function(
+        database,
+        "_put_subjects",
+        (
+            'from unnest(p_new) u order by u.queue collate "C", u.subject collate "C"',
+            "from unnest(p_new) u order by u.nr",
+        ),
+    )
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        pushes_of_the_same_subjects(database, seed, 60)
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ Pushes, upserts, kills and drops; flat cost.
 """
 
 import json
+import random
+import re
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -770,3 +772,150 @@ def test_a_subject_takes_the_options_of_its_runs_as_enqueue_does(conn):
     conn.execute("select forebay.upsert_subject('crawl', 's', ordering_key => 'o')")
     options = one(conn, "select options from forebay.subject_state order by no desc limit 1")
     assert options == {"limit_key": "h1", "tag": "t", "correlation_id": "c", "ordering_key": "o"}
+
+
+#: Parts of a subject, each taken or left out; several are refused.
+_PARTS = {
+    "kind": ["crawl", "crawl", "mail", "keyed", "bad kind", "k" * 121],
+    "args": [{"site": "a"}, {"site": "ü", "n": [1]}, {"long": "x" * 600}, [], None],
+    "delay": [0, 300, 3600, -1, 4e9],
+    "run_at": ["2000-01-01T00:00:00Z", "2090-01-01T00:00:00Z", "infinity", "2500-01-01T00:00:00Z"],
+    "priority": [5, 100, 70000],
+    "version": [0, 2, 10_000],
+    "expires_at": ["2085-01-01T00:00:00Z", "2001-01-01T00:00:00Z"],
+    "tag": ["t", ""],
+    "headers": [{"a": "b"}, {"a": 1}],
+    "max_attempts": [3, 0],
+    "limit_key": ["l"],
+    "ordering_key": ["o"],
+    "nonsense": [1],
+}
+
+
+def drawn(draw, *, is_valid):
+    """Return some subjects with different names; one in a hundred parts is a bad one."""
+    names = draw.sample([f"s{n}" for n in range(14)], draw.randint(1, 9))
+    valid = {
+        "kind": 4, "args": 3, "delay": 3, "run_at": 2, "priority": 2, "version": 2, "expires_at": 1,
+        "tag": 1, "headers": 1, "max_attempts": 1, "nonsense": 0,
+    }  # fmt: skip
+    found = []
+    for name in names:
+        one_of = {"subject": name, "kind": "crawl"}
+        for part, values in _PARTS.items():
+            if part in ("kind", "args") or draw.random() < 0.2:
+                few = values[: valid.get(part, 1)] if is_valid else values
+                one_of[part] = draw.choice(few or [None])
+        if "delay" in one_of and is_valid:
+            one_of.pop("run_at", None)
+        if draw.random() < 0.1:
+            one_of.pop("kind")
+        found.append({name: value for name, value in one_of.items() if value is not None})
+    return found
+
+
+def written(conn, queue):
+    """Return all rows that subjects of a queue have made, without their numbers; of times, whether
+    they are past, soon or late when the row is written.
+    """
+    queries = (
+        (
+            "select s.subject, t.no, t.part, t.state,"
+            " t.due_at > t.at, t.due_at > t.at + interval '1800 s', t.wake_at is not null, t.kind,"
+            " t.version, t.priority, t.args, t.data,"
+            " t.options, t.iterations, t.run_no, t.lane is not null, t.job_id is not null, t.reason"
+            " from forebay.subject s join forebay.subject_state t using (subject_id)"
+            " where s.queue = %(queue)s order by 1, 2, 3"
+        ),
+        (
+            "select l.priority, l.sort, j.kind, j.args, j.tag, j.max_attempts, j.limit_key,"
+            " j.ordering_key, case when j.expires_at < '2090-01-01' then j.expires_at end,"
+            " j.headers - 'forebay-subject',"
+            " ((j.headers ->> 'forebay-subject')::jsonb - '{id,due_at,last_at}'::text[])"
+            " from forebay.log j join (select distinct lane, queue, priority, sort, audience"
+            " from forebay.lane) l using (lane)"
+            " where l.queue = %(queue)s and j.kind <> '' order by j.seq"
+        ),
+        (
+            "select s.subject, d.run_at > d.enqueued_at,"
+            " d.run_at > d.enqueued_at + interval '1800 s' from forebay.deferred d"
+            " join forebay.subject s on s.subject_id = -d.job_id"
+            " where s.queue = %(queue)s order by 1, 2"
+        ),
+        (
+            "select state, sum(subjects) from forebay.subject_count where queue = %(queue)s"
+            " group by 1 having sum(subjects) <> 0 order by 1"
+        ),
+        (
+            "select count(*), reason from forebay.tombstone t where t.job_id in"
+            " (select s.job_id from forebay.subject_state s join forebay.subject n"
+            "  using (subject_id) where n.queue = %(queue)s) group by 2 order by 2"
+        ),
+    )
+    return [conn.execute(query, {"queue": queue}).fetchall() for query in queries]
+
+
+def refused(conn, query, *subjects):
+    """Return the message with which a call is refused, or None. Nothing of it stays."""
+    try:
+        with conn.transaction(force_rollback=True):
+            conn.execute(query, [json.dumps(subjects)])
+    except psycopg.Error as error:
+        if error.sqlstate not in ("JQ001", "JQ002", "JQ003"):
+            raise
+        return re.sub("start 20.*", "start", str(error).splitlines()[0])  # without the time
+    return None
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))]
+)
+def test_a_bulk_call_does_what_single_calls_do(conn, database, seed):
+    """Rows, runs, wake rows, counts and answers are the same; and a subject that a single call
+    refuses is refused in bulk by the same words, with its index, and nothing is written.
+
+    Over subjects in every state: new, scheduled, with a run that waits or runs, killed, dropped.
+    """
+    draw = random.Random(seed)
+    if seed % 2:
+        keys = {"keyed": {"limit_by": ["site"]}}
+        record = "select * from forebay.record_kinds_v1('w', '{keyed}', '{default}', '{}', %s)"
+        conn.execute(record, [json.dumps(keys)])
+    with Reader(database, "bulk") as bulk, Reader(database, "single") as single:
+        for _ in range(12):
+            how = draw.choice(["push_subjects(%s)", *["upsert_subjects(%s)"] * 2])
+            how = how.replace(")", ", true)") if "upsert" in how and draw.random() < 0.3 else how
+            query = f"select result, reason from forebay.{how}"
+            items = drawn(draw, is_valid=draw.random() < 0.8)
+            many = [{**item, "queue": "bulk"} for item in items]
+            alone = [{**item, "queue": "single"} for item in items]
+            problem = refused(conn, query, *many)
+            problems = [refused(conn, query, item) for item in alone]
+            if problem is None:
+                assert set(problems) <= {None}
+                found = conn.execute(query, [json.dumps(many)]).fetchall()
+                with conn.transaction():
+                    each = [conn.execute(query, [json.dumps([item])]).fetchone() for item in alone]
+                assert found == each
+            else:
+                said = [
+                    text and text.replace(" 0: ", f" {n}: ", 1) for n, text in enumerate(problems)
+                ]
+                assert problem in said
+            act, name = draw.choice(["claim", "kill", "drop", "none"]), f"s{draw.randrange(14)}"
+            for reader, queue in ((bulk, "bulk"), (single, "single")):
+                if act == "claim":
+                    reader.claim_all()
+                elif act != "none":
+                    sqlstate(conn, f"select forebay.{act}_subject(%s, %s)", queue, name)
+            assert written(conn, "bulk") == written(conn, "single"), (how, items)
+
+
+def test_without_the_look_at_options_a_bulk_call_would_take_what_a_single_one_refuses(
+    database, conn
+):
+    """The control: the expression that valid subjects pass has to see each part."""
+    break_function(database, "_odd_subjects", ("r.options = '{}'", "true"))
+    query = "select result, reason from forebay.push_subjects(%s)"
+    with pytest.raises(AssertionError):
+        assert refused(conn, query, {"subject": "a", "kind": "crawl", "tag": ""})

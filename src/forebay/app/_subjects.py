@@ -24,7 +24,7 @@ from forebay.model import checks
 from forebay.model.context import Context, TransactionContext
 from forebay.model.doors import Doors, door
 from forebay.model.subjects import SubjectResult, checked_version, kind_of_version
-from forebay.ops.subjects import CHUNK_DEFAULT, SubjectItem, subject_item
+from forebay.ops.subjects import CHUNK_DEFAULT, SubjectItem, subject_item, subject_maker
 
 if TYPE_CHECKING:
     from forebay.client import AsyncClient, Client
@@ -279,38 +279,53 @@ class SubjectHandler(Handler[P, Q, R_co]):
     def _item(
         self, subject: str | None, options: dict[str, Any], *args: Any, **kwargs: Any
     ) -> SubjectItem:
-        of = self.kind.subject
+        return self._maker(options)(subject, *args, **kwargs)
+
+    def _maker(self, options: dict[str, Any]) -> Callable[..., SubjectItem]:
+        """Return a function that makes a subject of a name and arguments. What is the same for
+        all subjects is checked and encoded once.
+        """
+        of, keys = self.kind.subject, self.kind.keys
         assert of is not None
-        encoded = self._app._internals.encoder(self.kind)(*args, **kwargs)
-        if self.kind.keys is not None:
-            made = self.kind.keys.options(encoded, self.options)
-            keys = {"limit_key": made.limit_key, "ordering_key": made.ordering_key}
-            options |= {name: key for name, key in keys.items() if key is not None}
-        return subject_item(
-            subject, kind=of.name, version=of.version, args=encoded, options=options
-        )
+        encode = self._app._internals.encoder(self.kind)
+        plain = subject_maker(kind=of.name, version=of.version, options=options)
+        if keys is None:
+            return lambda subject, /, *args, **kwargs: plain(subject, encode(*args, **kwargs))
+
+        def make(subject: str | None, /, *args: Any, **kwargs: Any) -> SubjectItem:
+            encoded = encode(*args, **kwargs)
+            made = keys.options(encoded, self.options)
+            own = {"limit_key": made.limit_key, "ordering_key": made.ordering_key}
+            given = options | {name: key for name, key in own.items() if key is not None}
+            return subject_item(
+                subject, kind=of.name, version=of.version, args=encoded, options=given
+            )
+
+        return make
 
     def _items(self, items: Iterable[Any], options: dict[str, Any]) -> list[SubjectItem]:
-        found = []
+        found: list[SubjectItem] = []
+        make = self._maker(options)
         for index, item in enumerate(items):
             try:
-                found.append(self._as_item(item, options))
+                found.append(_as_item(item, make))
             except EnqueueError as error:
                 raise error.at_index(index) from None
         return found
 
-    def _as_item(self, item: Any, options: dict[str, Any]) -> SubjectItem:
-        if isinstance(item, SubjectItem):
-            return item
-        if isinstance(item, str):
-            return self._item(item, options)
-        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping):
-            return self._item(item[0], options, **item[1])
-        raise InvalidJob(
-            "item",
-            f"is {shown(item)}, not a subject",
-            hint='Pass handler.item("name", ...), or ("name", {"argument": 1}).',
-        )
+
+def _as_item(item: Any, make: Callable[..., SubjectItem]) -> SubjectItem:
+    if isinstance(item, SubjectItem):
+        return item
+    if isinstance(item, str):
+        return make(item)
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping):
+        return make(item[0], **item[1])
+    raise InvalidJob(
+        "item",
+        f"is {shown(item)}, not a subject",
+        hint='Pass handler.item("name", ...), or ("name", {"argument": 1}).',
+    )
 
 
 class SubjectDecorator(Protocol):

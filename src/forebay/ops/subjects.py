@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from forebay.ops.records import rows_as
 LIST_MAX: Final = 10_000
 CHUNK_DEFAULT: Final = 1000
 
+_ENCODER: Final = msgspec.json.Encoder()
 _OPTIONS: Final = tuple(name for name in OPTION_NAMES if name != "unique")
 _KEYS: Final = ("kind", "subject", "args", "version", *_OPTIONS)
 
@@ -50,25 +51,22 @@ class SubjectItem(msgspec.Struct, frozen=True):
     queue: str | None
 
 
-def subject_item(
-    subject: str | None,
-    *,
-    kind: str | None,
-    version: int | None = None,
-    args: str | None = None,
-    options: Mapping[str, Any],
-) -> SubjectItem:
-    """Return a subject to push or upsert.
+def subject_maker(
+    *, kind: str | None, version: int | None = None, options: Mapping[str, Any]
+) -> Callable[[str | None, str | None], SubjectItem]:
+    """Return a function that makes subjects to push or upsert, of a name and arguments as JSON.
+
+    Of a name that is None the database makes a random one; arguments that are None stay as they
+    are, or are none. What the subjects have in common is checked once.
 
     Args:
-        subject: its name; None: a random one.
-        kind: of the subject; None: as it is.
-        version: of its arguments; None: as it is, or 0.
-        args: its arguments as JSON; None: as they are, or none.
-        options: options of its runs, of ``JobOptions``.
+        kind: of the subjects; None: as it is.
+        version: of their arguments; None: as it is, or 0.
+        options: options of their runs, of ``JobOptions``.
 
     Raises:
-        InvalidJob: a value is refused, or the option is not one of subjects.
+        InvalidJob: a value is refused, or the option is not one of subjects; the function raises
+            it for a name.
     """
     for name in options:
         if name not in _OPTIONS:
@@ -88,12 +86,30 @@ def subject_item(
         given["kind"] = checks.checked_name(kind, "kind")
     if version is not None:
         given["version"] = checked_version(version)
-    if subject is not None:
-        given["subject"] = checked_subject(subject)
-    text = msgspec.json.encode(given).decode()
-    if args is not None:
-        text = f'{text[:-1]}{"," if given else ""}"args":{args}}}'
-    return SubjectItem(text, subject, checked.queue)
+    queue = checked.queue
+    common = _ENCODER.encode(given).decode()[1:-1]
+
+    def make(subject: str | None, args: str | None) -> SubjectItem:
+        parts = [common] if common else []
+        if subject is not None:
+            parts.append(f'"subject":{_ENCODER.encode(checked_subject(subject)).decode()}')
+        if args is not None:
+            parts.append(f'"args":{args}')
+        return SubjectItem(f"{{{','.join(parts)}}}", subject, queue)
+
+    return make
+
+
+def subject_item(
+    subject: str | None,
+    *,
+    kind: str | None,
+    version: int | None = None,
+    args: str | None = None,
+    options: Mapping[str, Any],
+) -> SubjectItem:
+    """Return a subject to push or upsert: see ``subject_maker``."""
+    return subject_maker(kind=kind, version=version, options=options)(subject, args)
 
 
 def item_from(given: Any, default_queue: str | None = None) -> SubjectItem:
@@ -163,11 +179,18 @@ def chunks(
         yield begin, items[begin:]
 
 
+def _results(rows: ResultRows) -> list[SubjectResult]:
+    return [
+        SubjectResult(subject=subject, result=result, reason=reason)
+        for subject, result, reason in rows
+    ]
+
+
 def push_subjects(items: Iterable[SubjectItem]) -> Operation[list[SubjectResult]]:
     """Return the call that creates subjects; those that exist are left as they are."""
     return Operation(
-        "select to_jsonb(r)::text from forebay.push_subjects(%(subjects)s::jsonb) r",
-        lambda rows: rows_as(SubjectResult, rows),
+        "select r.subject, r.result, r.reason from forebay.push_subjects(%(subjects)s::jsonb) r",
+        _results,
         {"subjects": f"[{','.join(item.text for item in items)}]"},
     )
 
@@ -177,9 +200,9 @@ def upsert_subjects(
 ) -> Operation[list[SubjectResult]]:
     """Return the call that creates or changes subjects."""
     return Operation(
-        "select to_jsonb(r)::text"
+        "select r.subject, r.result, r.reason"
         " from forebay.upsert_subjects(%(subjects)s::jsonb, %(revive)s::boolean) r",
-        lambda rows: rows_as(SubjectResult, rows),
+        _results,
         {"subjects": f"[{','.join(item.text for item in items)}]", "revive": revive},
     )
 

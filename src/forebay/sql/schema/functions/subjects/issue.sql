@@ -131,23 +131,22 @@ language plpgsql volatile
 as $$
 declare
     v_now   constant timestamptz := forebay._now();
-    v_xid   constant xid8 := pg_current_xact_id();  -- Drawn before the numbers of the log.
     v_all   forebay._subject_look[];
     v_due   forebay._subject_look[];
     v_ids   bigint[];
     v_fenced bigint[];
     v_at    timestamptz[];
-    v_shards jsonb;
-    v_target record;
 begin
     v_all := array(
         select row(s.subject_id, s.queue, s.subject, n.newest,
-                   case when (n.newest).state in ('k', 'g') or (n.newest).state = 's' and (n.newest).due_at <= v_now
-                        then forebay._run_state(s.queue, n.newest) end,
-                   forebay._end_of_carried(n.newest))::forebay._subject_look
+                   case when (n.newest).state not in ('k', 'g') and ((n.newest).state <> 's' or (n.newest).due_at > v_now) then null
+                        when (n.newest).lane is null then 'ended'
+                        else forebay._run_state(s.queue, n.newest) end,
+                   case when (n.newest).run_no is not null then forebay._end_of_carried(n.newest) end)::forebay._subject_look
         from unnest(p_ids) u (id)
         cross join lateral (select * from forebay.subject i where i.subject_id = u.id offset 0) s
-        cross join lateral (select forebay._newest_state(s.subject_id) as newest offset 0) n);
+        cross join lateral (select i as newest from forebay.subject_state i where i.subject_id = s.subject_id
+                            order by i.no desc, i.part desc limit 1) n);
     if p_decides and exists (select from unnest(v_all) l where l.run_state = 'withdrawn') then
         v_fenced := array(select l.subject_id from unnest(v_all) l where l.run_state = 'withdrawn' and forebay._is_fenced(l.queue, l.newest));
         v_all := array(
@@ -169,7 +168,7 @@ begin
     perform forebay._wake_subjects(v_ids, v_at);
 
     -- A run that had not ended when its subject was changed has ended.
-    perform forebay._forget_carried(l) from unnest(v_all) l where l.run_state = 'ended';
+    perform forebay._forget_carried(l) from unnest(v_all) l where l.run_state = 'ended' and (l.newest).lane is not null;
     delete from forebay.subject s using unnest(v_all) l
     where s.subject_id = l.subject_id and (l.newest).state = 'g' and l.run_state = 'ended';
     insert into forebay.subject_state (
@@ -192,21 +191,39 @@ begin
     from unnest(v_all) l
     where (l.newest).state = 's' and l.run_state = 'ended' and ((l.newest).options ->> 'expires_at')::timestamptz <= v_now
     group by l.queue;
-    if v_due = '{}' then
-        return 0;
+    if v_due <> '{}' then
+        perform forebay._write_runs(v_due, v_now);
     end if;
+    return cardinality(v_due);
+end
+$$;
 
-    v_shards := forebay._shards(array(select distinct l.queue from unnest(v_due) l));
+
+-- Write a run of each of these subjects, which are due and have none, in this order.
+create function forebay._write_runs(p_due forebay._subject_look[], p_now timestamptz) returns void
+language plpgsql volatile
+-- planner: in order
+as $$
+declare
+    v_xid      constant xid8 := pg_current_xact_id();  -- Drawn before the numbers of the log.
+    v_shards   constant jsonb := forebay._shards(array(select distinct l.queue from unnest(p_due) l));
+    v_target   record;
+    v_queue    text;
+    v_priority integer;
+    v_lanes    bigint[];                 -- the lanes of that queue and priority, which most runs have
+begin
     for v_target in
         select distinct l.queue, (l.newest).priority, (l.newest).options ? 'ordering_key' as is_keyed, (l.newest).options ? 'limit_key' as is_limited
-        from unnest(v_due) l
+        from unnest(p_due) l
     loop
         if v_target.is_keyed then
             perform forebay._record_keyed_lane(v_target.queue, v_target.priority, 0);
         elsif v_target.is_limited then
             perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0);
         else
-            perform forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+            v_lanes := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+            v_queue := v_target.queue;
+            v_priority := v_target.priority;
         end if;
     end loop;
     with run as materialized (
@@ -214,8 +231,9 @@ begin
                (l.ended).iterations as ended_iterations, (l.ended).last_at as ended_at, nextval('forebay.log_seq') as seq,
                case when (l.newest).options ? 'ordering_key' then forebay._keyed_lane_id(l.queue, (l.newest).priority, 0)
                     when (l.newest).options ? 'limit_key' then forebay._limited_lane_id(l.queue, (l.newest).priority, 0)
+                    when l.queue = v_queue and (l.newest).priority = v_priority then v_lanes[1 + l.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(l.queue, (l.newest).priority, l.ordinality, v_shards) end as target
-        from unnest(v_due) with ordinality l),
+        from unnest(p_due) with ordinality l),
     known as materialized (
         select r.*, case when r.ended_no is null then r.data else r.ended_data end as data_now,
                case when r.ended_no is null then r.iterations else r.ended_iterations end as iterations_now,
@@ -224,23 +242,25 @@ begin
     written as (
         insert into forebay.log (
             seq, lane, enqueued_at, expires_at, kind, args, headers, {options but headers})
-        select k.seq, k.target, v_now,
+        select k.seq, k.target, p_now,
                -- A subject does not expire unless told, and neither do its runs.
-               coalesce(o.expires_at, v_now + interval '100 years'),
+               coalesce(o.expires_at, p_now + interval '100 years'),
                k.kind || case when k.version > 0 then '.v' || k.version else '' end, k.args,
                coalesce(o.headers, '{}') || jsonb_build_object('forebay-subject', jsonb_build_object(
                    'id', k.subject_id, 'no', k.no + 1, 'subject', k.subject, 'iterations', k.iterations_now, 'version', k.version,
                    'state', k.data_now, 'due_at', forebay._iso(k.due_at), 'last_at', forebay._iso(k.last_now))::text),
                {options of o but headers}
-        from known k cross join lateral jsonb_populate_record(null::forebay._job_input, k.options) o order by k.seq)
+        from known k
+        left join lateral (
+            select i.* from jsonb_populate_record(null::forebay._job_input, k.options) i where k.options <> '{}' offset 0) o on true
+        order by k.seq)
     insert into forebay.subject_state (
         subject_id, no, part, state, at, due_at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no, lane,
         job_xid)
-    select k.subject_id, k.no + 1, 0, 'i', v_now, k.due_at, k.kind, k.version, k.priority, k.args, k.data_now, k.options, k.iterations_now,
+    select k.subject_id, k.no + 1, 0, 'i', p_now, k.due_at, k.kind, k.version, k.priority, k.args, k.data_now, k.options, k.iterations_now,
            k.last_now, k.seq, k.no + 1, k.target, v_xid
     from known k;
-    perform forebay._notify(q.queue) from (select distinct l.queue from unnest(v_due) l) q;
-    return cardinality(v_due);
+    perform forebay._notify(q.queue) from (select distinct l.queue from unnest(p_due) l) q;
 end
 $$;
 

@@ -147,6 +147,7 @@ declare
     v_keys    constant text[] := array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'] || v_options;
     v_now     constant timestamptz := forebay._now();
     v_all     forebay._subject_input[];
+    v_odd     integer[];
     v_one     record;
     v_problem text;
 begin
@@ -155,26 +156,27 @@ begin
             message = format('subjects must be a JSON array, not %s', coalesce(jsonb_typeof(p_subjects), 'null')),
             hint = 'Pass an array of objects, one for each subject.';
     end if;
-    for v_one in select e.value, e.ordinality - 1 as index from jsonb_array_elements(p_subjects) with ordinality e order by e.ordinality loop
-        v_problem := case
+    for v_one in
+        select e.value, e.ordinality - 1 as index from jsonb_array_elements(p_subjects) with ordinality e
+        where case when jsonb_typeof(e.value) = 'object' then e.value - v_keys <> '{}' else true end
+        order by e.ordinality limit 1
+    loop
+        perform forebay._refuse_subject(v_one.index, case
             when jsonb_typeof(v_one.value) <> 'object' then format('must be a JSON object, not %s', jsonb_typeof(v_one.value))
-            when v_one.value - v_keys <> '{}' then
-                format('unknown key %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(v_one.value - v_keys) k limit 1)) end;
-        if v_problem is not null then
-            perform forebay._refuse_subject(v_one.index, v_problem);
-        end if;
+            else format('unknown key %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(v_one.value - v_keys) k limit 1)) end);
     end loop;
     begin
-        select array_agg(row(
-            r.ordinality, coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'),
-            coalesce(r.subject, gen_random_uuid()::text), r.kind, r.args, coalesce(r.run_at, v_now + make_interval(secs => r.delay)), r.priority,
-            r.version, e.value - array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'])::forebay._subject_input
-            order by r.ordinality)
-        into v_all
-        from rows from (jsonb_to_recordset(p_subjects) as (
-                kind text, subject text, args jsonb, queue text, delay double precision, run_at timestamptz, priority integer, version integer))
-             with ordinality r
-        join jsonb_array_elements(p_subjects) with ordinality e on e.ordinality = r.ordinality;
+        v_all := array(
+            select row(
+                r.ordinality, coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'),
+                coalesce(r.subject, gen_random_uuid()::text), r.kind, r.args, coalesce(r.run_at, v_now + make_interval(secs => r.delay)), r.priority,
+                r.version, r.value - array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'])::forebay._subject_input
+            from rows from (jsonb_to_recordset(p_subjects) as (
+                    kind text, subject text, args jsonb, queue text, delay double precision, run_at timestamptz, priority integer, version integer),
+                    jsonb_array_elements(p_subjects))
+                 with ordinality r (kind, subject, args, queue, delay, run_at, priority, version, value, ordinality)
+            order by r.ordinality);
+        v_odd := forebay._odd_subjects(v_all, p_subjects, v_now);
         -- Reads each option once, so that a wrong type is refused here.
         for v_one in
             select u.nr - 1 as index, e.value as given,
@@ -192,6 +194,7 @@ begin
             from unnest(v_all) u join jsonb_array_elements(p_subjects) with ordinality e on e.ordinality = u.nr
             cross join lateral jsonb_populate_record(null::forebay._job_input, u.options) o
             cross join lateral (select coalesce(u.kind, 'kind') as kind, coalesce(u.args, '{}') as args, {options of o}) j
+            where u.nr = any (v_odd)
             order by u.nr
         loop
             if v_one.problem is not null then
@@ -211,7 +214,30 @@ begin
     if found then
         perform forebay._refuse_subject(v_one.index, format('subject %s of queue %s stands twice in this call', quote_literal(left(v_one.subject, 40)), v_one.queue));
     end if;
-    return coalesce(v_all, '{}');
+    return v_all;
+end
+$$;
+
+
+-- The numbers of the subjects of a call that have to be looked at one by one: those that may be invalid, and those with options or large arguments.
+create function forebay._odd_subjects(p_all forebay._subject_input[], p_subjects jsonb, p_now timestamptz) returns integer[]
+language plpgsql stable
+-- planner: short
+as $$
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]*$';  -- A bound in the pattern would take several times as long.
+begin
+    return array(
+        select r.nr
+        from rows from (unnest(p_all), jsonb_array_elements(p_subjects))
+             as r (nr, queue, subject, kind, args, start_at, priority, version, options, value)
+        where (r.options = '{}' and r.subject <> '' and octet_length(r.subject) <= 512 and r.subject !~ E'[\x01-\x1f\x7f]'
+               and (r.version is null or r.version between 0 and 9999) and (r.priority is null or r.priority between -32768 and 32767)
+               and (r.kind is null or length(r.kind) <= 120 and r.kind ~ v_name) and length(r.queue) <= 128 and r.queue ~ v_name
+               and (r.args is null or jsonb_typeof(r.args) = 'object' and pg_column_size(r.args) <= 500 and octet_length(r.args::text) <= 500)
+               and not r.value ?& array['delay', 'run_at']
+               and (r.start_at is null or isfinite(r.start_at) and r.start_at between p_now and p_now + interval '99 years' or r.value ? 'run_at'
+                                          and isfinite(r.start_at) and r.start_at <= p_now)) is not true);
 end
 $$;
 
@@ -234,7 +260,9 @@ language plpgsql volatile
 as $$
 declare
     v_now     constant timestamptz := forebay._now();
-    v_ids     bigint[];
+    v_has_keys constant boolean := pg_sequence_last_value('forebay.kind_keys_seq') is not null;
+    v_made    bigint;
+    v_is_new  boolean;                   -- Was none of them there before?
     v_changes forebay._subject_change[];
     v_runs    bigint[];
     v_problem record;
@@ -244,17 +272,22 @@ begin
     insert into forebay.subject (queue, subject, created_at)
     select u.queue, u.subject, v_now from unnest(p_new) u order by u.queue collate "C", u.subject collate "C"
     on conflict on constraint subject_name do nothing;
-    v_ids := array(
-        select k.subject_id from unnest(p_new) u
-        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k);
-    if p_change then
+    get diagnostics v_made = row_count;
+    v_is_new := v_made = cardinality(p_new);
+    if p_change and not v_is_new then
         perform from forebay.subject s
-        where s.subject_id = any (v_ids)
+        where s.subject_id = any (array(
+            select k.subject_id from unnest(p_new) u
+            cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k))
         order by s.queue collate "C", s.subject collate "C" for no key update;
-    else
+    elsif not v_is_new then
         -- A dropped subject whose run has not ended yet is made again.
         perform from forebay.subject s
-        where s.subject_id = any (v_ids) and (forebay._newest_state(s.subject_id)).state = 'g'
+        where s.subject_id = any (array(
+            select k.subject_id from unnest(p_new) u
+            cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k
+            cross join lateral (select i.state from forebay.subject_state i where i.subject_id = k.subject_id order by i.no desc, i.part desc limit 1) n
+            where n.state = 'g'))
         order by s.queue collate "C", s.subject collate "C" for no key update;
     end if;
     -- A later statement: it sees what was committed before the locks were granted.
@@ -270,11 +303,12 @@ begin
                         when c.run_state = 'running' then 'running'
                         when forebay._changes_subject(c.new, c.old) then 'updated'
                         else 'unchanged' end)::forebay._subject_change
-        from (select forebay._keyed_subject(u, n.old) as new, s.subject_id, n.old,
-                     case when (n.old).lane is not null then forebay._run_state(u.queue, n.old) end as run_state
+        from (select case when v_has_keys then forebay._keyed_subject(u, n.old) else u end as new, s.subject_id, n.old,
+                     case when p_change and (n.old).lane is not null then forebay._run_state(u.queue, n.old) end as run_state
               from unnest(p_new) u
               left join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) s on true
-              left join lateral (select forebay._newest_state(s.subject_id) as old offset 0) n on true
+              left join lateral (select i as old from forebay.subject_state i where not v_is_new and i.subject_id = s.subject_id
+                                 order by i.no desc, i.part desc limit 1) n on true
               offset 0) c);
     select (c.new).nr - 1 as index into v_problem
     from unnest(v_changes) c
@@ -316,12 +350,22 @@ begin
                coalesce((t.new).priority, (t.kept).priority, 100), coalesce((t.new).args, (t.kept).args, '{}'), (t.kept).data,
                jsonb_strip_nulls(coalesce((t.kept).options, '{}') || (t.new).options), coalesce((t.kept).iterations, 0), (t.kept).last_at,
                (t.run).job_id, case when t.kept is null then -abs((t.run).run_no) else (t.run).run_no end, (t.run).lane, (t.run).job_xid
-        from timed t)
-    select array_agg(t.subject_id) filter (where t.due_at <= v_now) as due, array_agg(t.subject_id) filter (where t.needs_wake) as later,
-           array_agg(t.due_at) filter (where t.needs_wake) as times
-    into v_done from timed t;
+        from timed t
+        returning subject_state as made)
+    select array_agg(t.subject_id order by (t.new).nr) filter (where t.due_at <= v_now) as due,
+           array_agg(t.subject_id order by (t.new).nr) filter (where t.needs_wake) as later,
+           array_agg(t.due_at order by (t.new).nr) filter (where t.needs_wake) as times,
+           -- None of them has a run that may not have ended, or expires: nothing is to be looked up.
+           array_agg(row(t.subject_id, (t.new).queue, (t.new).subject, w.made, 'ended', null)::forebay._subject_look order by (t.new).nr)
+               filter (where t.due_at <= v_now) as looks,
+           bool_and((w.made).lane is null and not (w.made).options ? 'expires_at') filter (where t.due_at <= v_now) as are_first
+    into v_done from timed t join written w on (w.made).subject_id = t.subject_id;
     perform forebay._wake_subjects(v_done.later, v_done.times);
-    perform forebay._issue_subjects(v_done.due, false);
+    if v_done.are_first then
+        perform forebay._write_runs(v_done.looks, v_now);
+    elsif v_done.due <> '{}' then
+        perform forebay._issue_subjects(v_done.due, false);
+    end if;
     perform forebay._count_subjects(n.queue, n.state, 'a', n.subjects)
     from (select (c.new).queue as queue, case when c.answer = 'updated' then (c.old).state end as state, count(*) as subjects
           from unnest(v_changes) c
