@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from forebay.model.schedules import Schedule, Scheduled, ScheduleDifference
     from forebay.model.subjects import SubjectResult, SubjectRun, SubjectStatus, UpgradeProgress
     from forebay.ops.enqueue import Call
+    from forebay.policy.key_breaker import Breaker
     from forebay.policy.retry import RetryPolicy
     from forebay.sending import Drain
     from forebay.upgrade.migrate import migrate, migration_sql
@@ -62,6 +63,7 @@ __all__ = [
     "AttemptEnded",
     "BackfillPlan",
     "BackfillProgress",
+    "Breaker",
     "Call",
     "Cancel",
     "ChangePlan",
@@ -160,6 +162,7 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
         ),
         "forebay.ops.enqueue": ("Call",),
         "forebay._actor": ("acting_as",),
+        "forebay.policy.key_breaker": ("Breaker",),
         "forebay.policy.retry": ("RetryPolicy",),
         "forebay.upgrade.migrate": ("migrate", "migration_sql"),
     }

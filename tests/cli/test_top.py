@@ -91,7 +91,8 @@ def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
     return {
         "at": at, "checked_at": at, "alerts": [], "queues": [queue], "dead": [], "workers": [],
         "lost_workers": [],
-        "installed_at": 0.0, "thresholds": [], "endpoints": [], "mirrors": [], "schedules": [],
+        "installed_at": 0.0, "thresholds": [], "endpoints": [], "breakers": [],
+        "mirrors": [], "schedules": [],
         "database": {"snapshot_seconds": 0, "prepared_seconds": 0, "dead_rows": 0, "exports": [],
             "duties": [], "reserve_rows": 1, "numbers_left": 1},
         "space": {"database_bytes": 1, "growth_bytes": None},

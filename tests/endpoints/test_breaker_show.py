@@ -42,7 +42,7 @@ async def test_an_endpoint_that_is_down_gets_one_probe_for_each_cooldown(
         "select count(forebay.send('shop', jsonb_build_object('n', n)))"
         f" from generate_series(1, {WAITING}) n"
     )
-    opened = "select opened_at from forebay.endpoint_state"
+    opened = "select max(opened_at) from forebay.breaker"
     async with contextlib.AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(

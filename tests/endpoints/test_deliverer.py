@@ -66,8 +66,10 @@ def requests(http_endpoint, far_name):
 def health(conn, name="shop"):
     """Return the row of the endpoint and its state."""
     query = (
-        "select e.disabled_at, e.disabled_why, s.failures, s.opened_at, s.last_error"
-        " from forebay.endpoint e join forebay.endpoint_state s using (endpoint_id) where name = %s"
+        "select e.disabled_at, e.disabled_why, coalesce(b.failures, 0) as failures, b.opened_at,"
+        " s.last_error from forebay.endpoint e join forebay.endpoint_state s using (endpoint_id)"
+        " left join forebay.breaker b on b.queue = 'forebay.deliver' and b.key = e.name"
+        " where e.name = %s"
     )
     with conn.cursor() as cursor:
         row = cursor.execute(query, [name]).fetchone()

@@ -60,7 +60,10 @@ def limits(conn, name="shop"):
     next token.
     """
     return conn.execute(
-        "select rate, burst, concurrency, empty_until > forebay._now() from forebay.key_limits"
+        "select coalesce(1 / probe_seconds, rate),"
+        " case when probe_seconds is null then burst else 1 end,"
+        " case when probe_seconds is null then concurrency else 1 end,"
+        " empty_until > forebay._now() from forebay.key_limits"
         " where queue = 'forebay.deliver' and key = %s",
         [name],
     ).fetchone()
@@ -554,6 +557,8 @@ def test_failures_are_lost_without_the_lock(database, conn):
             "where i.endpoint_id = r.endpoint_id; perform pg_sleep(0.005);",
         ),
     )
+    # The breaker's own lock would do.
+    break_function(database, "_step_breaker", ("b.key = r.key for update;", "b.key = r.key;"))
     with violation():
         test_processes_that_report_at_once_open_it_once(database, conn)
 

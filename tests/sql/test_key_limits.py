@@ -46,11 +46,8 @@ def probes(conn: psycopg.Connection, key: str, seconds: float) -> None:
     """Let one job of a key start after so many seconds, by the clock of the database, then one
     per interval.
     """
-    call = (
-        "select forebay._set_key_limits('q', %s, %s::float8, 1, 1, forebay._now() + "
-        "make_interval(secs => %s))"
-    )
-    assert one(conn, call, key, 1 / INTERVAL, seconds)
+    call = "select forebay._set_key_probes('q', %s, %s, forebay._now() + make_interval(secs => %s))"
+    one(conn, call, key, INTERVAL, seconds)
 
 
 def put(
@@ -262,7 +259,9 @@ def test_a_removed_limit_frees_all_that_waits(database, conn, ordering):
 @both_sorts
 def test_without_its_look_the_key_would_wait(database, ordering):
     break_function(
-        database, "_set_key_limits", ("perform forebay._announce_key(p_queue, 'limit', p_key);", "")
+        database,
+        "_write_key_limits",
+        ("perform forebay._announce_key(n.queue, 'limit', n.key);", ""),
     )
     with connect(database) as conn, violation():
         test_a_removed_limit_frees_all_that_waits(database, conn, ordering)
@@ -367,7 +366,7 @@ def test_one_job_starts_at_the_time_and_one_per_interval_after(database, conn, o
         assert taken(reader) == {"a": 1}
         finish_all(reader)
         # The endpoint has answered.
-        assert one(conn, "select forebay._set_key_limits('q', 'a', null, null, null)")
+        one(conn, "select forebay._set_key_probes('q', 'a', null, null)")
         assert taken(reader)["a"] == (of_queue or 6)
 
 
@@ -424,7 +423,7 @@ def test_a_key_that_is_paused_too_waits_for_both(database, conn):
         assert taken(reader) == {"a": 1}
         finish_all(reader)
         one(conn, "select forebay.pause_key('q', limit_key => 'a')")
-        limit(conn, "a", remove=True)
+        one(conn, "select forebay._set_key_probes('q', 'a', null, null)")
         assert taken(reader) == {}
         one(conn, "select forebay.resume_key('q', limit_key => 'a')")
         assert taken(reader) == {"a": 2}

@@ -31,6 +31,7 @@ MORE_NAMES = (
     "tag",
     "correlation_id",
     "headers",
+    "limit_key",
 )
 
 

@@ -21,7 +21,6 @@ from tests.support.key_model import (
     WAITING,
     Batch,
     Job,
-    KeyLimits,
     KeyModel,
     Lease,
     Letter,
@@ -503,20 +502,21 @@ class KeyActs(KeyWorkers):
         self.model.limited(limits)
 
     def limit_key(self, key, limits, waits):
-        """Limits of one key; waits: its bucket is empty for these seconds, if there is a rate."""
-        until = None if limits.rate is None or waits is None else self.model.now + waits
+        """Limits of one key; waits: its breaker is open instead, if there is a rate, and the first
+        probe may start after these seconds.
+        """
         rate, burst = limits.rate or (None, None)
-        given = [self.queue, key, rate, burst, limits.concurrency, until]
-        changed = one(
-            self.conn,
-            (
-                "select forebay._set_key_limits(%s, %s, %s::float8, %s::int, %s::int, "
-                "to_timestamp(%s::float8))"
-            ),
-            *given,
-        )
-        limits = replace(limits, empty_until=until)
-        assert changed == (limits != self.model.key_limits.get(key, KeyLimits()))
+        own = "forebay._set_key_limits(%s, %s, %s::float8, %s::int, %s::int)"
+        probes = "forebay._set_key_probes(%s, %s, %s, to_timestamp(%s::float8))"
+        if limits.rate is None or waits is None:
+            query = f"select {probes}, {own}"
+            given = [self.queue, key, None, None, self.queue, key, rate, burst, limits.concurrency]
+        else:
+            until = self.model.now + waits
+            query = f"select {own}, {probes}"
+            given = [self.queue, key, None, None, None, self.queue, key, 1 / rate, until]
+            limits = replace(limits, concurrency=1, rate=(rate, 1), empty_until=until)
+        self.conn.execute(query, given)
         self.model.key_limited(key, limits)
 
     # -- maintenance and time ---------------------------------------------------------------------

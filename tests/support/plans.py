@@ -258,6 +258,7 @@ class Session:
 
         yield from self._of_subjects()
         yield from self._of_endpoints()
+        yield from self._of_breakers()
         yield from self._of_drains(queue)
 
     def _of_subjects(self) -> Iterator[Call]:
@@ -332,6 +333,25 @@ class Session:
         replay = one(self.conn, "select max(replay_id) from forebay.replay")
         step = "select forebay.replay_step_v1(%s, 10)"
         yield Call("replay_step_v1", step, [replay], {"event": 10})
+
+    def _of_breakers(self) -> Iterator[Call]:
+        """Yield reports about limit keys: one opens a breaker, and the last one closes it."""
+        with Reader(self.reader.dsn, "fragile") as reader:
+            for _ in range(5):
+                enqueue(self.conn, queue="fragile", limit_key="k")
+            (batch,) = reader.claim_all()
+            options = {"threshold": 1, "cooldown": 30, "cooldown_max": 60}
+            report = "select * from forebay.report_breakers_v1('w', '{fragile}', %s::jsonb)"
+            for failed in (True, True, False):
+                ended = [
+                    {"lease_id": reader.lease_id, "claim_no": batch.claim_no, "offset": nr}
+                    | {"failed": failed, **options}
+                    for nr in range(1, 6)
+                ]
+                units = {"attempt": 5, "breaker": 1}
+                yield Call("report_breakers_v1", report, [json.dumps(ended)], units)
+            reader.finish(batch)
+            one(self.conn, "select forebay.close_lease_v1(%s)", reader.lease_id)
 
     def _of_drains(self, queue: str) -> Iterator[Call]:
         """Yield the calls of an audit of a drain that keeps proofs."""

@@ -41,6 +41,9 @@ class Outcomes:
     def progress(self, jobs, done, note):
         raise AssertionError(jobs)
 
+    def holds_back(self, job):
+        return False
+
     def lease_lost(self, lease):
         raise AssertionError(lease)
 

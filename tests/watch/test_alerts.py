@@ -398,13 +398,15 @@ async def test_the_breaker_of_an_endpoint_the_reserve_and_a_duty(database, conn,
         '"http://127.0.0.1:1/"}\', breaker_threshold => 1)'
     )
     conn.execute(
-        "update forebay.endpoint_state set opened_at = forebay._now(), failures = 1, "
-        "last_error = 'refused'"
+        "insert into forebay.breaker (queue, key, failures, threshold, cooldown, cooldown_max,"
+        " opened_at, probe_at)"
+        " values ('forebay.deliver', 'shop', 1, 1, 30, 30, forebay._now(), forebay._now())"
     )
+    conn.execute("update forebay.endpoint_state set last_error = 'refused'")
     conn.execute("select forebay.record_duty_v1('seal', 600, 'no space')")
     conn.execute("select forebay.configure('reserve_rows', 1000000000)")
     assert await watch.wait(120) == {("breaker", "shop"), ("maintenance", "seal"), ("reserve", "")}
-    conn.execute("update forebay.endpoint_state set opened_at = null")
+    conn.execute("delete from forebay.breaker")
     conn.execute("select forebay.record_duty_v1('seal')")
     conn.execute("select forebay.configure('reserve_rows', 1000000)")
     assert await watch.wait(240) == set()

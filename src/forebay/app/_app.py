@@ -42,6 +42,7 @@ from forebay.model import Job, JobId, JobOptions, Unique, checks
 from forebay.model.context import Context, TransactionContext
 from forebay.model.doors import declaring_door, door
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
+from forebay.policy.key_breaker import Breaker
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         unique_by: Sequence[str] = (),
         unique: Callable[[str], Unique] | None = None,
         limit_by: Sequence[str] = (),
+        breaker: Breaker | None = None,
         order_by: Sequence[str] = (),
         keep_result: bool | float | timedelta = False,
         holds_key: bool = False,
@@ -226,6 +228,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
             limit_by: names of arguments that make the limit key of each job, the argument itself if
                 it is one: ``("host",)``. ``using(limit_key=...)`` replaces it. If all are None, the
                 job has none.
+            breaker: when the jobs of a limit key wait because the key fails; needs ``limit_by``.
+                Jobs of all kinds of the queue with that key wait.
             order_by: as ``limit_by``, for the ordering key.
             keep_result: keep what the handler returns, as JSON, for this time; True for a week.
                 Read it with ``handle(job_id).result()``.
@@ -264,6 +268,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         unique_by: Sequence[str] = (),
         unique: Callable[[str], Unique] | None = None,
         limit_by: Sequence[str] = (),
+        breaker: Breaker | None = None,
         order_by: Sequence[str] = (),
         holds_key: bool = False,
         executor: Literal["process"] | None = None,
@@ -300,6 +305,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
             unique_by: ...
             unique: ...
             limit_by: ...
+            breaker: ...
             order_by: ...
             holds_key: ...
             executor: ...
@@ -328,6 +334,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
                 unique_by=unique_by,
                 unique=unique,
                 limit_by=limit_by,
+                breaker=breaker,
                 order_by=order_by,
                 holds_key=holds_key,
                 executor=executor,

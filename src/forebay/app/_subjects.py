@@ -28,6 +28,7 @@ from forebay.ops.subjects import CHUNK_DEFAULT, SubjectItem, subject_item, subje
 
 if TYPE_CHECKING:
     from forebay.client import AsyncClient, Client
+    from forebay.policy.key_breaker import Breaker
     from forebay.policy.retry import RetryPolicy
 
 R_co = TypeVar("R_co", covariant=True)
@@ -371,6 +372,7 @@ class AppSubjects(Doors, declares=True):
         cpu_seconds: float | None = None,
         holds_key: bool = False,
         limit_by: Sequence[str] = (),
+        breaker: Breaker | None = None,
         order_by: Sequence[str] = (),
     ) -> SubjectDecorator:
         """Declare a function as the handler of subjects: standing jobs, each with a unique name,
@@ -402,6 +404,7 @@ class AppSubjects(Doors, declares=True):
             cpu_seconds: ...
             holds_key: ...
             limit_by: ...
+            breaker: ...
             order_by: ...
 
         Raises:
@@ -442,6 +445,7 @@ class AppSubjects(Doors, declares=True):
                 cpu_seconds=cpu_seconds,
                 holds_key=holds_key,
                 limit_by=limit_by,
+                breaker=breaker,
                 order_by=order_by,
             )
 

@@ -18,6 +18,7 @@ from forebay.arguments.json_guard import DEFAULT_LIMITS, ArgumentLimits
 from forebay.arguments.keys import DeclaredKeys, declared_keys
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
 from forebay.model import JobOptions, checks
+from forebay.policy.key_breaker import Breaker, checked_breaker
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Kind:
         limits: maximum size and depth of its arguments.
         subject: with a handler of subjects: their kind and version; None for a handler of jobs.
         keys: which arguments make the keys of its jobs; None if no arguments do.
+        breaker: when the jobs of a limit key wait because it fails; None for never.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Kind:
     limits: ArgumentLimits = DEFAULT_LIMITS
     subject: SubjectKind | None = None
     keys: DeclaredKeys | None = None
+    breaker: Breaker | None = None
 
     @classmethod
     def declare(
@@ -131,6 +134,7 @@ class Kind:
         subject: SubjectKind | None = None,
         keys_by: Mapping[str, object] | None = None,
         unique: object = None,
+        breaker: object = None,
     ) -> Kind:
         """Return the kind of a function; the default name is that of the function.
 
@@ -156,6 +160,8 @@ class Kind:
             function, name, batch=batch_size is not None
         )
         is_async = _is_async(function, name)
+        keys = declared_keys(name, arguments, keys_by or {}, unique)
+        has_limit_key = keys is not None and "limit_by" in keys.by
         return cls(
             name=name,
             function=function,
@@ -179,7 +185,8 @@ class Kind:
             takes_context=takes_context,
             limits=limits,
             subject=subject,
-            keys=declared_keys(name, arguments, keys_by or {}, unique),
+            keys=keys,
+            breaker=checked_breaker(name, breaker, has_key=has_limit_key),
         )
 
     @property

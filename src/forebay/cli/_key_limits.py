@@ -83,6 +83,4 @@ def in_words(limits: KeyLimits) -> str:
         "concurrency": limits.concurrency,
     }
     words = [f"{name} {value:,.10g}" for name, value in numbers.items() if value is not None]
-    if limits.empty_until is not None:
-        words.append(f"no start before {limits.empty_until.astimezone():%Y-%m-%d %H:%M:%S}")
     return ", ".join(words) or "as the queue"

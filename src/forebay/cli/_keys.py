@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from forebay.cli import _key_limits, _paused_keys
+from forebay.cli import _key_breakers, _key_limits, _paused_keys
 from forebay.cli._commands import Commands
 from forebay.cli._database import client_of
 from forebay.cli._served import check_queue_in_use
@@ -18,6 +18,7 @@ commands = Commands()
 commands.add("pause")(_paused_keys.pause)
 commands.add("resume")(_paused_keys.resume)
 commands.add("limit")(_key_limits.limit)
+commands.add("reset")(_key_breakers.reset)
 
 
 @commands.add("list")
@@ -104,5 +105,7 @@ def _facts(one: KeyInfo, now: datetime) -> Table:
     rows.add_row("running", f"{one.running:,}")
     if one.limits is not None:
         rows.add_row("limits", _key_limits.in_words(one.limits))
+    if one.breaker is not None:
+        rows.add_row("breaker", _key_breakers.in_words(one.breaker, now))
     rows.add_row("why", key_answer(one, now))
     return rows

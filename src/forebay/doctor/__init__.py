@@ -56,7 +56,7 @@ CHECKS: Final = (
     Check("kinds", _kinds.kinds()),
     Check("held keys", _kinds.held_keys()),
     Check("scheduled", _log.overdue()),
-    Check("endpoints", _log.endpoints()),
+    Check("breakers", _log.breakers()),
     Check("schedules", _schedules.schedules()),
     Check("failures", _log.failures()),
     Check("reserve", _log.reserve()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.doctor._finding import Finding, Level
@@ -462,29 +463,43 @@ def _judge_overdue(rows: ResultRows) -> list[Finding]:
     ]
 
 
-_ENDPOINTS_SQL: Final = """
-select e.name, s.last_error,
-       extract(epoch from greatest(s.opened_at, s.last_failure_at) - clock_timestamp())::float8
-           + e.breaker_cooldown
-from forebay.endpoint e join forebay.endpoint_state s using (endpoint_id)
-where s.opened_at is not null and e.disabled_at is null
-order by e.name limit 10
+_BREAKERS_SQL: Final = """
+select b.queue, b.key, b.error, extract(epoch from b.probe_at - clock_timestamp())::float8,
+       count(*) over ()
+from forebay.breaker b
+left join forebay.endpoint e on b.queue = 'forebay.deliver' and e.name = b.key
+where b.opened_at is not null and e.disabled_at is null
+order by b.queue <> 'forebay.deliver', b.opened_at desc, b.queue, b.key limit 10
 """
 
 
-def endpoints() -> Operation[list[Finding]]:
-    """Endpoints to which nothing is sent but probes."""
-    return Operation(_ENDPOINTS_SQL, _judge_endpoints)
+def breakers() -> Operation[list[Finding]]:
+    """Endpoints and limit keys of which nothing runs but probes."""
+    return Operation(_BREAKERS_SQL, _judge_breakers)
 
 
-def _judge_endpoints(rows: ResultRows) -> list[Finding]:
+def _judge_breakers(rows: ResultRows) -> list[Finding]:
     found = []
-    for name, error, seconds in rows:
-        probe = "probe due" if seconds <= 0 else f"next probe in {human_duration(seconds)}"
-        what = f"endpoint {name}: breaker open, {probe}: {error or 'no error was recorded'}"
-        remedy = f"Mend its cause; then forebay endpoints reset {name} sends at once."
-        found.append(Finding("endpoints", Level.WARNING, what, remedy, {"endpoint": name}))
-    return found or [Finding("endpoints", Level.OK, "no breaker is open")]
+    for queue, key, error, seconds, _ in rows:
+        probe = "next probe now" if seconds <= 0 else f"next probe in {human_duration(seconds)}"
+        what = f"breaker open, {probe}: {error or 'no error was recorded'}"
+        if queue == "forebay.deliver":
+            what = f"endpoint {key}: {what}"
+            remedy = f"Mend its cause; then forebay endpoints reset {key} sends at once."
+            facts = {"endpoint": key}
+        else:
+            what = f"limit key {key} of queue {queue}: {what}"
+            name = shlex.quote(key)
+            remedy = (
+                f"Mend its cause; then forebay keys reset {queue} --limit-key {name} runs its"
+                " jobs at once."
+            )
+            facts = {"queue": queue, "limit_key": key}
+        found.append(Finding("breakers", Level.WARNING, what, remedy, facts))
+    if rows and rows[0][4] > len(rows):
+        more = counted(rows[0][4] - len(rows), "more open breaker")
+        found.append(Finding("breakers", Level.WARNING, more, "See them: forebay keys list"))
+    return found or [Finding("breakers", Level.OK, "none is open")]
 
 
 _FAILURES_SQL: Final = """

@@ -16,8 +16,32 @@ KeySort = Literal["ordering", "limit"]
 #: functions explains the words.
 KeyReason = Literal[
     "group_closing", "group_paused", "paused", "held", "retry", "running", "concurrency", "rate",
-    "breaker",    "queue_concurrency", "queue_rate", "due", "free",
+    "breaker", "queue_concurrency", "queue_rate", "due", "free",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyBreaker:
+    """The breaker of a limit key that has failed since its last success.
+
+    Attributes:
+        failures: failures in a row.
+        threshold: the number that opens it.
+        failed_at: when the last one was reported; None if none was reported.
+        error: of the last failure: the type of the exception and its message without values; None
+            if none was reported.
+        opened_at: since when it is open; None: it is closed.
+        probes: those that failed since then; None: it is closed.
+        probe_at: the earliest time of the next probe; None: it is closed.
+    """
+
+    failures: int
+    threshold: int
+    failed_at: datetime | None = None
+    error: str | None = None
+    opened_at: datetime | None = None
+    probes: int | None = None
+    probe_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +69,7 @@ class KeyInfo:
         pause_at: when a planned pause begins; None if none is planned.
         resume_at: when the planned pause ends; None: it lasts until the key is resumed.
         limits: of a limit key that has limits itself; None: it has those of its queue.
+        breaker: of a limit key that has failed since its last success; else None.
     """
 
     queue: str
@@ -63,3 +88,4 @@ class KeyInfo:
     pause_at: datetime | None = None
     resume_at: datetime | None = None
     limits: KeyLimits | None = None
+    breaker: KeyBreaker | None = None

@@ -58,14 +58,11 @@ class KeyLimits:
             queue.
         burst: starts at once after a pause; None for those of one second, at least 1.
         concurrency: running jobs. It replaces ``key_concurrency`` of the queue.
-        empty_until: no job of the key starts before, and one may start then; None: no such time was
-            set.
     """
 
     rate: float | None = None
     burst: int | None = None
     concurrency: int | None = None
-    empty_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,7 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     tag: str | None = None
     correlation_id: str | None = None
     headers: dict[str, str] | None = None
+    limit_key: str | None = None
     offset: int = 0
     size: int = 0
 

@@ -7,7 +7,7 @@ from typing import Final
 from forebay.model import checks
 from forebay.model.keys import KeyInfo
 from forebay.model.limits import KeyLimits
-from forebay.ops.operation import Operation, scalar
+from forebay.ops.operation import Operation, boolean, scalar
 from forebay.ops.records import rows_as
 
 _KEYS: Final = """\
@@ -72,4 +72,13 @@ def limit_key(
             "concurrency": checks.integer_or_none(concurrency, "concurrency"),
             "remove": remove,
         },
+    )
+
+
+def reset_key(queue: str, limit_key: str) -> Operation[bool]:
+    """Return the call that closes the breaker of a limit key; it returns whether it was open."""
+    return Operation(
+        "select forebay.reset_key(queue => %(queue)s, limit_key => %(limit_key)s)",
+        boolean,
+        {"queue": queue, "limit_key": limit_key},
     )

@@ -90,6 +90,8 @@ class Ended:
             is redriven or skipped.
         subject: with the outcome done or cancelled: what the run means for its subject.
         millis: how long its handler ran; unset for one that did not, or not to its end.
+        key_works: for the breaker of its kind: whether the attempt shows that the limit key works,
+            or has failed; unset if it says nothing, or is done.
     """
 
     offset: int
@@ -101,6 +103,7 @@ class Ended:
     holds_key: bool | msgspec.UnsetType = msgspec.UNSET
     subject: SubjectEnd | msgspec.UnsetType = msgspec.UNSET
     millis: int | msgspec.UnsetType = msgspec.UNSET
+    key_works: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)
@@ -115,6 +118,18 @@ class Flush:
     millis: list[int] | None = None
     ended: list[Ended] = field(default_factory=list)
     counters: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+
+
+class BreakerAnswer(NamedTuple):
+    """What the database says after a report of ended attempts.
+
+    Attributes:
+        failing: the queues in which a key has failed since its last success.
+        opened: the queues and keys that were reported as failed, and whose breaker is open.
+    """
+
+    failing: frozenset[str]
+    opened: frozenset[tuple[str, str]]
 
 
 class SettledJob(NamedTuple):
@@ -461,6 +476,31 @@ def record_progress(lease_id: int, items: Sequence[ProgressReport]) -> Operation
         "select forebay.record_progress_v1(%(lease)s, %(items)s::jsonb)",
         scalar,
         {"lease": lease_id, "items": msgspec.json.encode(items).decode()},
+    )
+
+
+def report_breakers(
+    worker: str, queues: Sequence[str], ended: Sequence[Mapping[str, Any]]
+) -> Operation[BreakerAnswer]:
+    """Report how attempts ended, for breakers.
+
+    Args:
+        worker: the name of the process.
+        queues: of which the answer tells.
+        ended: in their order; see ``forebay.report_breakers_v1()``.
+    """
+    return Operation(
+        "select queue, limit_key"
+        " from forebay.report_breakers_v1(%(worker)s, %(queues)s, %(ended)s::jsonb)",
+        lambda rows: BreakerAnswer(
+            frozenset(queue for queue, key in rows if key is None),
+            frozenset((queue, key) for queue, key in rows if key is not None),
+        ),
+        {
+            "worker": worker,
+            "queues": list(queues),
+            "ended": msgspec.json.encode(ended).decode(),
+        },
     )
 
 

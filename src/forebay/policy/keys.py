@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from forebay.model.keys import KeyInfo
+from forebay.policy.retry import human_duration
 
 #: How many running jobs of a limit key are named.
 _NAMED_MAX: Final = 3
@@ -49,10 +50,8 @@ def _reason(info: KeyInfo, now: datetime) -> str:
         case "rate":
             return f"{_limit_key(info)}at its rate{_until(info.until, now)}"
         case "breaker":
-            probe = (
-                "a probe runs" if info.until is None else f"next probe at {_time(info.until, now)}"
-            )
-            return f"breaker of endpoint {info.waits_for or info.key} open, {probe}"
+            of = "" if info.waits_for is None else f" of its limit key {info.waits_for}"
+            return f"breaker{of} open, {next_probe(info.until, now)}"
         case "queue_concurrency":
             return f"the queue {info.queue} is at its concurrency limit"
         case "queue_rate":
@@ -61,6 +60,24 @@ def _reason(info: KeyInfo, now: datetime) -> str:
             return "due: a claim takes its next job"
         case "free":
             return "free: nothing holds it back"
+
+
+def next_probe(probe_at: datetime | None, now: datetime) -> str:
+    """Return when an open breaker lets the next job pass.
+
+    Args:
+        probe_at: the earliest time; None: a probe runs.
+        now: the present time.
+
+    >>> from datetime import UTC, timedelta
+    >>> now = datetime(2026, 1, 1, tzinfo=UTC)
+    >>> next_probe(now + timedelta(seconds=12), now), next_probe(now, now), next_probe(None, now)
+    ('next probe in 12 s', 'next probe now', 'a probe runs')
+    """
+    if probe_at is None:
+        return "a probe runs"
+    seconds = (probe_at - now).total_seconds()
+    return "next probe now" if seconds <= 0 else f"next probe in {human_duration(seconds)}"
 
 
 def _limit_key(info: KeyInfo) -> str:

@@ -121,7 +121,7 @@ class RetryPolicy:
         self._check_shape()
         for name in ("retry_on", "permanent_on"):
             types = getattr(self, name)
-            if not isinstance(types, tuple) or not all(_is_exception_type(t) for t in types):
+            if not isinstance(types, tuple) or not all(is_exception_type(t) for t in types):
                 raise ConfigError(
                     f"retry {name}", f"is {shown(types)}, not a tuple of exception types"
                 )
@@ -207,7 +207,7 @@ class RetryPolicy:
 
     def is_permanent(self, exception: BaseException) -> bool:
         """Whether no retry can help. A group is permanent when any exception in it is."""
-        return any(self._is_permanent_type(type(leaf)) for leaf in _leaves(exception))
+        return any(self._is_permanent_type(type(leaf)) for leaf in leaves(exception))
 
     def _is_permanent_type(self, raised: type[BaseException]) -> bool:
         for cls in raised.__mro__:
@@ -271,21 +271,23 @@ def human_duration(seconds: float) -> str:
     return f"{seconds:.2g} s"
 
 
-def _leaves(exception: BaseException) -> list[BaseException]:
-    leaves: list[BaseException] = []
+def leaves(exception: BaseException) -> list[BaseException]:
+    """Return the exceptions of a group and of the groups in it, or the exception itself."""
+    found: list[BaseException] = []
     waiting = [exception]
     for _ in range(10 * _LEAVES_MAX):
-        if not waiting or len(leaves) >= _LEAVES_MAX:
+        if not waiting or len(found) >= _LEAVES_MAX:
             break
         current = waiting.pop()
         if isinstance(current, BaseExceptionGroup):
             waiting.extend(current.exceptions[:_LEAVES_MAX])
         else:
-            leaves.append(current)
-    return leaves or [exception]
+            found.append(current)
+    return found or [exception]
 
 
-def _is_exception_type(value: object) -> bool:
+def is_exception_type(value: object) -> bool:
+    """Whether a value is a type of exceptions."""
     return isinstance(value, type) and issubclass(value, BaseException)
 
 

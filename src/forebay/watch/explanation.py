@@ -366,10 +366,13 @@ def _parked(case: _Case) -> _Found | None:
         case "running" | "retry" if key.blocking_jobs:
             return _Found(answer, "ordering key", f"forebay doctor --job {key.blocking_jobs[0]}")
         case "breaker":
-            endpoint = key.waits_for or key.key
-            return _Found(
-                answer, "limit", f"forebay endpoints show {endpoint} shows the last error."
+            name = shlex.quote(key.waits_for or key.key)
+            command = (
+                f"forebay endpoints show {name}"
+                if queue == "forebay.deliver"
+                else f"forebay keys show {queue} --limit-key {name}"
             )
+            return _Found(answer, "limit", f"{command} shows the last error.")
         case "concurrency" | "rate" | "queue_concurrency" | "queue_rate":
             option = key.reason.removeprefix("queue_")
             if key.reason == option:

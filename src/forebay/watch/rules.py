@@ -10,6 +10,7 @@ Shown by: tests/unit/test_watch_rules.py, tests/sql/test_alerts.py.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from forebay.errors import ConfigError, InvalidJob
 from forebay.model.alerts import Alert
 from forebay.model.text import counted, human_bytes
 from forebay.policy.cron import Timing
+from forebay.policy.keys import next_probe
 from forebay.policy.retry import human_duration
 from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
 
@@ -51,6 +53,7 @@ THRESHOLDS: Final[Mapping[str, float]] = {
     "dead_most": 0.0,
     "dead_lately_most": 100.0,
     "breaker_for": 60.0,
+    "breakers_most": 0.0,
     "lost_most": 0.0,
     "drift_most": 0.0,
     "snapshot_for": 900.0,
@@ -117,6 +120,10 @@ class Watched:
         """Return an instant of the measurements."""
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
+    def next_probe(self, seconds: float | None) -> str:
+        """Return when the next probe of an open breaker runs."""
+        return next_probe(self.instant(seconds or self.at), datetime.fromtimestamp(self.at, UTC))
+
 
 def alerts_of_all(data: Mapping[str, Any]) -> list[Alert]:
     """Return every condition that holds now, whether or not it has lasted long enough.
@@ -132,6 +139,7 @@ def alerts_of_all(data: Mapping[str, Any]) -> list[Alert]:
     rules_of_sorts = (
         _of_lost_workers,
         _of_endpoints,
+        _of_breakers,
         _of_mirrors,
         _of_schedules,
         _of_database,
@@ -320,7 +328,8 @@ def _of_endpoints(watched: Watched) -> Iterator[Alert]:
             code="breaker",
             subject=endpoint["endpoint"],
             problem=(
-                f"the breaker of endpoint {endpoint['endpoint']} is open: "
+                f"the breaker of endpoint {endpoint['endpoint']} is open, "
+                f"{watched.next_probe(endpoint['probe_at'])}: "
                 f"{endpoint['error'] or 'no error was recorded'}"
             ),
             hint=(
@@ -329,6 +338,37 @@ def _of_endpoints(watched: Watched) -> Iterator[Alert]:
             ),
             since=watched.instant(endpoint["opened_at"]),
             for_seconds=watched.threshold("breaker_for"),
+        )
+
+
+def _of_breakers(watched: Watched) -> Iterator[Alert]:
+    for facts in watched.data["breakers"]:
+        queue, newest = facts["queue"], facts["newest"]
+        most = watched.threshold("breakers_most", queue)
+        if not watched.exceeds(facts["open"], most, "breaker", queue):
+            continue
+        shown = [
+            f"{one['key']} ({watched.next_probe(one['probe_at'])}): "
+            f"{one['error'] or 'no error was recorded'}"
+            for one in newest
+        ]
+        if facts["open"] > len(newest):
+            shown.append(f"and {facts['open'] - len(newest):,} more")
+        key = shlex.quote(newest[0]["key"])
+        yield Alert(
+            code="breaker",
+            subject=queue,
+            problem=(
+                f"{counted(facts['open'], 'limit key')} of queue {queue} with an open breaker: "
+                + "; ".join(shown)
+            ),
+            hint=(
+                f"Their jobs wait until a probe succeeds. `forebay keys show {queue} "
+                f"--limit-key {key}` tells more; `forebay keys reset {queue} --limit-key {key}` "
+                f"lets them run at once."
+            ),
+            since=watched.instant(facts["opened_at"]),
+            for_seconds=watched.threshold("breaker_for", queue),
         )
 
 

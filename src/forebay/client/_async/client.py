@@ -15,6 +15,7 @@ from forebay.client._async.endpoints import AsyncEndpoints
 from forebay.client._async.events import AsyncEvents
 from forebay.client._async.exports import AsyncExports
 from forebay.client._async.jobs import AsyncJobs
+from forebay.client._async.keys import AsyncKeys
 from forebay.client._async.publishing import AsyncPublishing
 from forebay.client._async.queues import AsyncQueues
 from forebay.client._async.schedules import AsyncSchedules
@@ -34,6 +35,7 @@ class AsyncClient(
     AsyncChanges,
     AsyncDeadLetters,
     AsyncQueues,
+    AsyncKeys,
     AsyncWorkers,
     AsyncEvents,
     AsyncEndpoints,
@@ -57,6 +59,7 @@ class AsyncClient(
         AsyncChanges: acts on many jobs at once.
         AsyncDeadLetters: dead letters.
         AsyncQueues: queues, consumer groups, limits and settings.
+        AsyncKeys: ordering keys and limit keys: pauses, limits, breakers.
         AsyncWorkers: the workers that run.
         AsyncEvents: what operators did.
         AsyncEndpoints: endpoints, and messages to them.

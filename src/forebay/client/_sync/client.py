@@ -16,6 +16,7 @@ from forebay.client._sync.endpoints import Endpoints
 from forebay.client._sync.events import Events
 from forebay.client._sync.exports import Exports
 from forebay.client._sync.jobs import Jobs
+from forebay.client._sync.keys import Keys
 from forebay.client._sync.publishing import Publishing
 from forebay.client._sync.queues import Queues
 from forebay.client._sync.schedules import Schedules
@@ -35,6 +36,7 @@ class Client(
     Changes,
     DeadLetters,
     Queues,
+    Keys,
     Workers,
     Events,
     Endpoints,
@@ -58,6 +60,7 @@ class Client(
         Changes: acts on many jobs at once.
         DeadLetters: dead letters.
         Queues: queues, consumer groups, limits and settings.
+        Keys: ordering keys and limit keys: pauses, limits, breakers.
         Workers: the workers that run.
         Events: what operators did.
         Endpoints: endpoints, and messages to them.

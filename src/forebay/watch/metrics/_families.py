@@ -207,6 +207,10 @@ def _breakers(data: Mapping[str, Any]) -> Iterable[Sample]:
         yield ("mirror", mirror["mirror"]), float(bool(mirror["breakers"]))
 
 
+def _open_keys(data: Mapping[str, Any]) -> Iterable[Sample]:
+    return [((one["queue"],), float(one["open"])) for one in data["breakers"]]
+
+
 def _missed(data: Mapping[str, Any]) -> Iterable[Sample]:
     return [((s["schedule"],), float(s["missed"])) for s in data["schedules"]]
 
@@ -281,6 +285,10 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
             "publication."
             ), ("endpoint",), _of_endpoints("p99_seconds")),
     ("forebay_breaker_open", "gauge", "Whether a breaker is open.", ("sort", "name"), _breakers),
+    ("forebay_queue_open_breakers", "gauge", (
+            "Limit keys whose breaker is open, at most 10,000 in "
+            "all."
+            ), ("queue",), _open_keys),
     ("forebay_mirror_due", "gauge", (
             "Due jobs of a mirror, at its last "
             "sample."

@@ -95,6 +95,8 @@ class Batch:
     #: limits.
     frees_others: bool = False
     lane: ReadyLane | None = None
+    #: When the answer to its claim came.
+    claimed_at: float = field(default_factory=time.monotonic)
     #: Ended attempts whose listeners wait for the settlement, by offset.
     announced: dict[int, Announcement] = field(default_factory=dict)
     #: For jobs of ordering keys that will run again: the newest claim when that was settled, None

@@ -124,6 +124,7 @@ _TRIMMED: Final = {
     "published": 60.0,
     "replays": 3600.0,
     "occurrences": 600.0,
+    "breakers": 600.0,
 }
 
 #: Parts of trimming with this pause or more come less often while they find nothing.

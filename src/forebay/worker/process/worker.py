@@ -54,6 +54,7 @@ from forebay.worker.process._metrics import exporter_of
 from forebay.worker.process.probes import answer_probes
 from forebay.worker.run.children import start_of
 from forebay.worker.run.runners import Runners
+from forebay.worker.settle.breakers import BreakerReports
 from forebay.worker.settle.events import Announcer
 from forebay.worker.settle.listeners import Listeners, require_middleware
 from forebay.worker.settle.outcomes import RecordedOutcomes
@@ -266,12 +267,15 @@ class Worker:
             group=common.group,
             worker=self.name,
         )
+        self._breakers = BreakerReports(self._app.kinds, self.name)
+        listens = [part.ended for part in (self._breakers, announcer) if part.is_needed]
         outcomes = RecordedOutcomes(
             self._settler,
             self._progress,
             self.stats,
             self._job_log,
-            on_end=announcer.ended if announcer.is_needed else None,
+            on_end=listens,
+            holds_back=self._breakers.holds_back,
         )
         self._runners = Runners(common, self._claims, outcomes, resources, start)
         self._executor = self._runners.executor
@@ -309,6 +313,8 @@ class Worker:
         if not self._leadership.without_notifications:
             self._claims.listen(protocol.CHANNEL, self._notified, self._claimer.look)
             self._claimer.look()
+        if self._breakers.is_needed:
+            services.append(lambda: self._breakers.run(self._maintenance_session))
         if self._runners.keep_ready is not None:
             services.append(self._runners.keep_ready)
         if not self._common.until_idle:
@@ -419,6 +425,7 @@ class Worker:
             log.warning("some jobs could not be settled; they come back when the lease is revoked")
             return
         await self._progress.flush(self._maintenance_session)  # A closed lease records nothing.
+        await self._breakers.flush(self._maintenance_session)
         if await self._leases.close_all() and not self._common.until_idle:
             await self._leadership.resign()
 

@@ -162,6 +162,11 @@ class _PipeToParent:
     def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None:
         self.send(ChildReport(offset=job.row.offset, settled=True, ended=ended))
 
+    def holds_back(self, job: HeldJob) -> bool:
+        """False: the parent has decided before it sent the job."""
+        del job
+        return False
+
     def lease_lost(self, lease: Lease) -> None:
         """Its jobs are reported when their call has ended."""
 

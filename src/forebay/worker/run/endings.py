@@ -181,7 +181,7 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
         )
     if isinstance(result, Dead):
         error = _error(job, "Dead", result.reason or "the handler returned Dead")
-        return dead(kind, job, "permanent", error)
+        return _judged(kind, dead(kind, job, "permanent", error), works=True)
     if isinstance(result, Release):
         return Ended(0, "released", after=result.after)
     if isinstance(result, Failed):
@@ -229,21 +229,31 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
         return Ended(0, "cancelled", error=described)
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
     if isinstance(decision, GiveUp):
-        return dead(kind, job, decision.reason, described)
-    return Ended(0, "retried", after=decision.seconds, error=described)
+        ended = dead(kind, job, decision.reason, described)
+    else:
+        ended = Ended(0, "retried", after=decision.seconds, error=described)
+    if kind.breaker is None:
+        return ended
+    is_permanent = ended.reason == "permanent"
+    return _judged(kind, ended, works=kind.breaker.works(error, is_permanent=is_permanent))
+
+
+def _judged(kind: Kind, ended: Ended, *, works: bool | None) -> Ended:
+    """Return the end with what it says of the limit key, if the kind has a breaker."""
+    if kind.breaker is not None and works is not None:
+        ended.key_works = works
+    return ended
 
 
 def lost_child(kind: Kind, job: Job, how: str, stack: str = "") -> Ended:
     """Return how a job ended after its child process died; with the stack of a crash if known."""
     error = _error(job, "WorkerLost", f"the process that ran this job alone died: {how}", stack)
     if job.is_last_attempt:
-        return dead(kind, job, "worker lost", error)
-    return Ended(
-        0,
-        "lost",
-        after=kind.retry.delay_seconds(job.attempt, random.random(), WorkerLost(how)),
-        error=error,
-    )
+        ended = dead(kind, job, "worker lost", error)
+    else:
+        after = kind.retry.delay_seconds(job.attempt, random.random(), WorkerLost(how))
+        ended = Ended(0, "lost", after=after, error=error)
+    return _judged(kind, ended, works=False)
 
 
 def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:

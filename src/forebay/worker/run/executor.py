@@ -49,6 +49,10 @@ _LONE_LOOP_SECONDS_MAX = 0.01
 #: settlements and small jobs get the rest, however large the arguments are.
 _DECODING_SHARE = 0.5
 
+#: A job that is released because its limit key fails is ready again after this time, when the
+#: database knows about the failures.
+_HELD_BACK_SECONDS = 1.0
+
 #: No more large jobs are claimed while this number of calls waits for decoding.
 _DECODED_NEXT = 2
 
@@ -339,6 +343,10 @@ class Executor:
                     continue
             else:
                 kind, helds, items = waiting.pop()
+            if kind.breaker is not None:
+                helds, items = self._not_held_back(helds, items)
+                if not helds:
+                    continue
             call = slots.begin(kind, helds, items, task)
             try:
                 await self._run(call, helds)
@@ -353,6 +361,25 @@ class Executor:
             if waiting.jobs and time.monotonic() >= pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + self._loop_seconds()
+
+    def _not_held_back(
+        self, helds: list[HeldJob], items: list[Any]
+    ) -> tuple[list[HeldJob], list[Any]]:
+        """Return the jobs of a call that may run, and their arguments; release the others, whose
+        limit key fails.
+        """
+        held_back = {id(held) for held in helds if self._reporter.holds_back(held)}
+        if not held_back:
+            return helds, items
+        for held in helds:
+            if id(held) in held_back:
+                self._reporter.finish(held, Ended(0, "released", after=_HELD_BACK_SECONDS))
+        kept = [
+            (held, item)
+            for held, item in zip(helds, items, strict=True)
+            if id(held) not in held_back
+        ]
+        return [held for held, _ in kept], [item for _, item in kept]
 
     def _decoded(self, waiting: WaitingCall) -> WaitingCall:
         """Decode the arguments of a call that is about to start.

@@ -25,6 +25,9 @@ class Outcomes(Protocol):
     def lease_lost(self, lease: Lease) -> None:
         """The database says that a lease is lost."""
 
+    def holds_back(self, job: HeldJob) -> bool:
+        """Whether the breaker of a job's limit key is about to open, or opened since its claim."""
+
 
 class OutcomeReporter:
     """Passes each job's outcome on, once.
@@ -45,6 +48,7 @@ class OutcomeReporter:
         self._on_key_free = on_key_free
         self.progress = outcomes.progress
         self.lease_lost = outcomes.lease_lost
+        self.holds_back = outcomes.holds_back
 
     def finish(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
         """End a job, None for done; then the next job of its ordering key may start."""

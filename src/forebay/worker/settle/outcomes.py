@@ -22,7 +22,9 @@ class RecordedOutcomes:
     A crash loses the counters.
 
     Args:
-        on_end: called with each job and its outcome, None for done, before the outcome is logged.
+        on_end: each is called with each job and its outcome, None for done, before the outcome is
+            logged.
+        holds_back: whether a job is released instead of run, because its limit key fails.
     """
 
     def __init__(
@@ -32,11 +34,13 @@ class RecordedOutcomes:
         stats: Stats,
         job_log: JobLog,
         *,
-        on_end: Callable[[HeldJob, Ended | None], None] | None = None,
+        on_end: Sequence[Callable[[HeldJob, Ended | None], None]] = (),
+        holds_back: Callable[[HeldJob], bool] = lambda _: False,
     ) -> None:
         self._settler = settler
         self.progress = progress.record
         self.lease_lost = settler.lease_lost
+        self.holds_back = holds_back
         self._stats = stats
         self._log = job_log
         self._on_end = on_end
@@ -45,23 +49,23 @@ class RecordedOutcomes:
         """The jobs, of one batch, are done."""
         self._stats.done += len(jobs)
         self._settler.done(jobs)
-        if self._on_end is not None:
+        for listener in self._on_end:
             for job in jobs:
-                self._on_end(job, None)
+                listener(job, None)
         self._log.done(jobs)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
         """The job ended otherwise, or is done and leaves a result."""
         self._stats.count(ended.outcome)
         self._settler.end(job, ended, solo=solo)
-        if self._on_end is not None:
-            self._on_end(job, ended)
+        for listener in self._on_end:
+            listener(job, ended)
         self._log.ended(job, ended)
 
     def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None:
         """The job's own transaction settled it; None for done."""
         self._stats.count("done" if ended is None else ended.outcome)
         self._settler.settled_by_handler(job)
-        if self._on_end is not None:
-            self._on_end(job, ended)
+        for listener in self._on_end:
+            listener(job, ended)
         self._log.ended(job, ended)

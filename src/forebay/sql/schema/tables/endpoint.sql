@@ -37,11 +37,9 @@ create index endpoint_by_version on forebay.endpoint (version);
 
 comment on table forebay.endpoint is 'Destinations of published events; change them with forebay.alter_endpoint() and its relatives.';
 
--- What the calls of an endpoint found. One row, updated when the state changes and otherwise at most once in some seconds.
+-- What the calls of an endpoint found; the breaker of its key has its failures in a row. One row, updated when the state changes and otherwise at most once in some seconds.
 create table forebay.endpoint_state (
     endpoint_id      bigint primary key references forebay.endpoint on delete cascade,
-    failures         integer not null default 0,  -- in a row
-    opened_at        timestamptz,                 -- null: the breaker is closed
     failing_since    timestamptz,                 -- first failure since the last success; null: none
     failing_percent  integer not null default 0,  -- of disable_after, as last published
     is_overfull      boolean not null default false,  -- deliveries are dropped: max_waiting

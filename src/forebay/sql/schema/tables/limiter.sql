@@ -40,12 +40,40 @@ create table forebay.key_limits (
     concurrency integer check (concurrency >= 1),            -- null: the queue's key_concurrency
     empty_until timestamptz,                                 -- the bucket has no token before, and one then; null: what the key has used counts
     set_at      timestamptz not null,
-    no          bigint not null,                             -- new with each change: limit_run.limits_no
+    no          bigint not null,                             -- new with each change of what holds: limit_run.limits_no
+    probe_seconds double precision check (probe_seconds > 0), -- the breaker of the key is open: instead of the three limits one job at once, one in this time
     primary key (queue, key),
-    check (rate is not null or burst is null)
+    check (rate is not null or burst is null),
+    check (probe_seconds is not null or empty_until is null)
 );
 
 comment on table forebay.key_limits is 'Limits of single limit keys, instead of those that the queue has for each key; set with forebay.limit_key().';
+
+-- Breakers of limit keys that failed lately: a row from the first failure in a row until the next success. See "Breakers" in docs/design/limits.md.
+create table forebay.breaker (
+    queue        text not null,
+    key          text collate "C" not null,
+    failures     integer not null,            -- in a row
+    threshold    integer not null,            -- that number opens it; this and the next two as last reported
+    cooldown     double precision not null,   -- seconds from the opening to the first probe
+    cooldown_max double precision not null,   -- each probe that fails doubles them, up to these
+    opened_at    timestamptz,                 -- null: closed
+    probes       integer not null default 0,  -- that failed since then
+    probe_at     timestamptz,                 -- the next one starts then, or later; null: closed
+    failed_at    timestamptz,                 -- the last failure
+    error        text,                        -- of it
+    primary key (queue, key),
+    check ((opened_at is null) = (probe_at is null))
+) with (fillfactor = 50);
+
+create index breaker_open on forebay.breaker (queue, key) where opened_at is not null;
+
+comment on table forebay.breaker is 'Breakers of limit keys that failed lately; forebay.keys() shows them, forebay.reset_key() closes one.';
+
+-- What a report says of one limit key: see _step_breaker().
+create type forebay._breaker_report as (
+    queue text, key text, threshold integer, cooldown double precision, cooldown_max double precision, failures bigint, answered boolean,
+    answered_at timestamptz, claimed_at timestamptz, error text);
 
 -- Numbers the changes of key_limits. Lets a claim see, without reading the table, that no key ever had limits.
 create sequence forebay.key_limits_seq as bigint cache 1;

@@ -28,7 +28,7 @@ declare
     v_bad    text;
     v_before constant forebay.endpoint := forebay._lock_endpoint(alter_endpoint.name);
     v_new    forebay.endpoint := v_before;
-    v_state  forebay.endpoint_state;
+    v_open   forebay.breaker;
 begin
     select coalesce(quote_literal(left(r.name, 40)), 'null') into v_bad
     from unnest(v_remove) r (name) where (r.name = any (v_names || 'all'::text)) is not true limit 1;
@@ -64,11 +64,16 @@ begin
         max_age = v_new.max_age, keeps_response = v_new.keeps_response, changed_at = forebay._now()
     where e.endpoint_id = v_new.endpoint_id;
     perform forebay._renew_endpoint(v_new.endpoint_id);
-    select s.* into v_state from forebay.endpoint_state s where s.endpoint_id = v_new.endpoint_id;
-    if v_state.opened_at is null then
-        perform forebay._limit_endpoint(v_new, null);
-    elsif v_new.breaker_cooldown <> v_before.breaker_cooldown then
-        perform forebay._limit_endpoint(v_new, forebay._probe_at(v_state, v_new.breaker_cooldown));
+    perform forebay._set_key_limits('forebay.deliver', v_new.name, v_new.rate, v_new.burst, v_new.concurrency);
+    if v_new.breaker_cooldown <> v_before.breaker_cooldown then
+        update forebay.breaker b
+        set cooldown = v_new.breaker_cooldown, cooldown_max = v_new.breaker_cooldown,
+            probe_at = case when b.opened_at is not null
+                            then greatest(b.opened_at, b.failed_at) + make_interval(secs => v_new.breaker_cooldown) end
+        where b.queue = 'forebay.deliver' and b.key = v_new.name returning b.* into v_open;
+        if v_open.opened_at is not null then
+            perform forebay._set_key_probes('forebay.deliver', v_new.name, v_new.breaker_cooldown, v_open.probe_at);
+        end if;
     end if;
     -- Only what has changed.
     perform forebay._record_event(

@@ -165,22 +165,7 @@ as $$
 $$;
 
 
--- Give the key of an endpoint the limits of the endpoint, or of an open breaker: one delivery at once, one per cooldown, the first one at
--- p_probe_at. null: the breaker is closed.
-create function forebay._limit_endpoint(e forebay.endpoint, p_probe_at timestamptz) returns void
-language plpgsql volatile
-as $$
-begin
-    if p_probe_at is null then
-        perform forebay._set_key_limits('forebay.deliver', e.name, e.rate, e.burst, e.concurrency);
-    else
-        perform forebay._set_key_limits('forebay.deliver', e.name, 1.0 / e.breaker_cooldown, 1, 1, p_probe_at);
-    end if;
-end
-$$;
-
-
--- When an open breaker lets the next probe pass; null: it is closed.
-create function forebay._probe_at(s forebay.endpoint_state, p_cooldown integer) returns timestamptz
-language sql immutable
-as $$ select case when s.opened_at is not null then greatest(s.opened_at, s.last_failure_at) + make_interval(secs => p_cooldown) end $$;
+-- The breaker of an endpoint, whose key has the name; null: it has not failed since its last answer.
+create function forebay._endpoint_breaker(p_name text) returns forebay.breaker
+language sql stable
+as $$ select b from forebay.breaker b where b.queue = 'forebay.deliver' and b.key = p_name $$;

@@ -69,7 +69,7 @@ begin
     end if;
     insert into forebay.endpoint_state (endpoint_id) values (v_new.endpoint_id);
     perform forebay._renew_endpoint(v_new.endpoint_id);
-    perform forebay._limit_endpoint(v_new, null);
+    perform forebay._set_key_limits('forebay.deliver', v_new.name, v_new.rate, v_new.burst, v_new.concurrency);
     perform forebay._record_event('endpoints.create', p_subject_id => v_new.endpoint_id, p_new => forebay._endpoint_facts(v_new));
     return v_new.endpoint_id;
 end

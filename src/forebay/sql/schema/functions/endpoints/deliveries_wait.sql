@@ -12,11 +12,10 @@ as $$
     select exists (
         select from forebay.queue_group g
         cross join forebay.endpoint e
-        join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
         cross join lateral forebay._endpoint_waiting(e.name) w
         where g.queue = 'forebay.deliver' and g.name = 'default' and g.closing_at is null
           and forebay._paused_since(g.paused_at, g.resume_at) is null
-          and e.disabled_at is null and s.opened_at is null and w.waiting > 0
+          and e.disabled_at is null and (forebay._endpoint_breaker(e.name)).opened_at is null and w.waiting > 0
           and not exists (select from forebay.key_pause p
                           where p.queue = g.queue and p.sort = 'limit' and p.key = e.name
                             and coalesce(p.begins_at <= forebay._now(), true) and coalesce(p.resume_at > forebay._now(), true)))

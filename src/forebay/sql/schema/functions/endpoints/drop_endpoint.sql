@@ -24,6 +24,7 @@ begin
     end if;
     delete from forebay.endpoint e where e.endpoint_id = v_endpoint.endpoint_id;
     perform nextval('forebay.endpoint_seq');
+    perform forebay._close_breaker('forebay.deliver', v_endpoint.name);
     perform forebay._set_key_limits('forebay.deliver', v_endpoint.name, null, null, null);
     perform forebay.resume_key('forebay.deliver', limit_key => v_endpoint.name);
     perform forebay._record_event(

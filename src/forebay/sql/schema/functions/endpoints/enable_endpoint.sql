@@ -21,10 +21,10 @@ begin
     update forebay.endpoint e set disabled_at = null, disabled_why = null, changed_at = forebay._now()
     where e.endpoint_id = v_endpoint.endpoint_id;
     -- Or the first failure would disable it again.
-    update forebay.endpoint_state s set failures = 0, opened_at = null, failing_since = null, failing_percent = 0
+    update forebay.endpoint_state s set failing_since = null, failing_percent = 0
     where s.endpoint_id = v_endpoint.endpoint_id;
     perform forebay._renew_endpoint(v_endpoint.endpoint_id);
-    perform forebay._limit_endpoint(v_endpoint, null);
+    perform forebay._close_breaker('forebay.deliver', v_endpoint.name);
     perform forebay.resume_key('forebay.deliver', limit_key => v_endpoint.name);
     perform forebay._record_event(
         'endpoints.enable', p_subject_id => v_endpoint.endpoint_id,

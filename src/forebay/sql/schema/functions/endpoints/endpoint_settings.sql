@@ -22,8 +22,7 @@ as $$
            (select coalesce(jsonb_agg(jsonb_build_object(
                 'endpoint_id', e.endpoint_id, 'name', e.name, 'sink', e.sink, 'config', e.config, 'retired_secrets', e.retired_secrets,
                 'retry', e.retry, 'concurrency', e.concurrency, 'keeps_response', e.keeps_response, 'breaker_threshold', e.breaker_threshold,
-                'disabled_at', e.disabled_at, 'opened_at', s.opened_at, 'version', e.version) order by e.endpoint_id), '[]')
+                'disabled_at', e.disabled_at, 'opened_at', (forebay._endpoint_breaker(e.name)).opened_at, 'version', e.version) order by e.endpoint_id), '[]')
             from forebay.endpoint e
-            join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
             where e.version >= p_since)
 $$;

@@ -41,14 +41,14 @@ begin
     return query
     select e.name, e.endpoint_id, e.sink, e.config, e.retry, e.rate, e.burst, e.concurrency, e.breaker_threshold, e.breaker_cooldown,
            e.disable_after, e.max_waiting, e.max_age, e.keeps_response, e.created_at, e.changed_at, e.disabled_at, e.disabled_why,
-           case when s.opened_at is null then 'closed' when o.probe_at > v_at then 'open' else 'half-open' end,
-           s.failures, s.opened_at, o.probe_at, s.failing_since,
+           case when b.opened_at is null then 'closed' when b.probe_at > v_at then 'open' else 'half-open' end,
+           coalesce(b.failures, 0), b.opened_at, b.probe_at, s.failing_since,
            case when e.disabled_at is null then p.until end,
            w.waiting, w.since, s.is_overfull, a.accepted / 120.0::double precision, a.failed / 120.0::double precision,
            a.rejected / 120.0::double precision, h.p99, s.last_success_at, s.last_failure_at, s.last_error
     from forebay.endpoint e
     join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
-    cross join lateral (select forebay._probe_at(s, e.breaker_cooldown) as probe_at offset 0) o
+    left join forebay.breaker b on b.queue = 'forebay.deliver' and b.key = e.name
     cross join lateral forebay._endpoint_waiting(e.name) w
     left join lateral (select coalesce(k.resume_at, 'infinity') as until from forebay.key_pause k
                        where k.queue = 'forebay.deliver' and k.sort = 'limit' and k.key = e.name and coalesce(k.resume_at > v_at, true)

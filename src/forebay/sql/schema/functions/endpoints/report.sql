@@ -52,17 +52,17 @@ begin
         from jsonb_populate_recordset(null::forebay._delivery_report, p_reports) r
         join forebay.endpoint_state s on s.endpoint_id = r.endpoint_id
         where r.failures > 0 or r.failed > 0 or r.rejected > 0 or r.pause_seconds > 0 or r.gone
-           or r.answered and (s.failures > 0 or s.opened_at is not null)
+           or r.answered and (forebay._endpoint_breaker((select e.name from forebay.endpoint e where e.endpoint_id = r.endpoint_id))).queue is not null
            or r.accepted > 0 and (s.failing_since is not null or coalesce(s.last_success_at <= v_at - interval '5 seconds', true))
         order by r.endpoint_id
     loop
         perform forebay._report_endpoint(p_worker, v_report, v_at);
     end loop;
     return query
-    select e.endpoint_id, s.opened_at, e.disabled_at, e.version
+    select e.endpoint_id, b.opened_at, e.disabled_at, e.version
     from jsonb_populate_recordset(null::forebay._delivery_report, p_reports) r
     join forebay.endpoint e on e.endpoint_id = r.endpoint_id
-    join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
+    left join forebay.breaker b on b.queue = 'forebay.deliver' and b.key = e.name
     order by e.endpoint_id;
 end
 $$;
@@ -76,6 +76,7 @@ declare
     e         forebay.endpoint;
     s         forebay.endpoint_state;
     n         forebay.endpoint_state;
+    b         record;
     v_failed  constant boolean := coalesce(r.failed, 0) + coalesce(r.rejected, 0) + coalesce(r.failures, 0) > 0;
     v_is_due  constant interval := interval '5 seconds';
     v_percent integer := 0;
@@ -88,9 +89,6 @@ begin
     -- Who changes an endpoint has locked its state.
     select i.* into e from forebay.endpoint i where i.endpoint_id = r.endpoint_id;
     n := s;
-    n.failures := least(coalesce(r.failures, 0) + case when r.answered then 0 else s.failures::bigint end, 1000000);
-    n.opened_at := case when n.failures >= e.breaker_threshold then coalesce(s.opened_at, p_at)
-                        when not coalesce(r.answered, false) then s.opened_at end;
     n.failing_since := case when r.accepted > 0 then case when r.failures > 0 then p_at end
                             else coalesce(s.failing_since, case when v_failed then p_at end) end;
     if n.failing_since is distinct from s.failing_since then
@@ -102,24 +100,27 @@ begin
         n.failing_percent := greatest(n.failing_percent, v_percent);
     end if;
 
-    if (n.failures, n.opened_at, n.failing_since, n.failing_percent) is distinct from (s.failures, s.opened_at, s.failing_since, s.failing_percent)
+    if (n.failing_since, n.failing_percent) is distinct from (s.failing_since, s.failing_percent)
        or v_failed and coalesce(s.last_failure_at <= p_at - v_is_due, true)
        or r.accepted > 0 and coalesce(s.last_success_at <= p_at - v_is_due, true) then
         update forebay.endpoint_state i
-        set failures = n.failures, opened_at = n.opened_at, failing_since = n.failing_since, failing_percent = n.failing_percent,
+        set failing_since = n.failing_since, failing_percent = n.failing_percent,
             last_success_at = case when r.accepted > 0 then p_at else i.last_success_at end,
             last_failure_at = case when v_failed then p_at else i.last_failure_at end,
             last_error = case when v_failed then left(r.error, 1000) else i.last_error end
         where i.endpoint_id = r.endpoint_id;
     end if;
-    if n.opened_at is distinct from s.opened_at then
+    select * into b from forebay._step_breaker(
+        row('forebay.deliver', e.name, e.breaker_threshold, e.breaker_cooldown, e.breaker_cooldown, coalesce(r.failures, 0),
+            coalesce(r.answered, false), null, null, r.error)::forebay._breaker_report, p_at)
+    where r.failures > 0 or (forebay._endpoint_breaker(e.name)).queue is not null;
+    if (b.after).opened_at is distinct from (b.before).opened_at then
         perform forebay._renew_endpoint(e.endpoint_id);
-        perform forebay._limit_endpoint(e, n.opened_at + make_interval(secs => e.breaker_cooldown));
         perform forebay._record_event(
-            case when n.opened_at is null then 'circuit.closed' else 'circuit.opened' end, p_subject_id => e.endpoint_id,
-            p_old => case when n.opened_at is null then jsonb_build_object('name', e.name, 'opened_at', s.opened_at) end,
-            p_new => case when n.opened_at is not null
-                          then jsonb_build_object('name', e.name, 'failures', n.failures, 'error', left(r.error, 1000)) end,
+            case when (b.after).opened_at is null then 'circuit.closed' else 'circuit.opened' end, p_subject_id => e.endpoint_id,
+            p_old => case when (b.after).opened_at is null then jsonb_build_object('name', e.name, 'opened_at', (b.before).opened_at) end,
+            p_new => case when (b.after).opened_at is not null
+                          then jsonb_build_object('name', e.name, 'failures', (b.after).failures, 'error', left(r.error, 1000)) end,
             p_detail => 'reported by ' || p_worker);
     end if;
 

@@ -13,18 +13,12 @@ as $$
 #variable_conflict use_column
 declare
     v_endpoint constant forebay.endpoint := forebay._lock_endpoint(reset_endpoint.name);
-    v_before   forebay.endpoint_state;
+    v_before   constant forebay.breaker := forebay._close_breaker('forebay.deliver', v_endpoint.name);
 begin
-    select s.* into v_before from forebay.endpoint_state s where s.endpoint_id = v_endpoint.endpoint_id;
-    if v_before.failures = 0 and v_before.opened_at is null then
-        return false;
-    end if;
-    update forebay.endpoint_state s set failures = 0, opened_at = null where s.endpoint_id = v_endpoint.endpoint_id;
     if v_before.opened_at is null then
         return false;
     end if;
     perform forebay._renew_endpoint(v_endpoint.endpoint_id);
-    perform forebay._limit_endpoint(v_endpoint, null);
     perform forebay._record_event(
         'circuit.reset', p_subject_id => v_endpoint.endpoint_id,
         p_old => jsonb_build_object('name', v_endpoint.name, 'opened_at', v_before.opened_at, 'failures', v_before.failures));

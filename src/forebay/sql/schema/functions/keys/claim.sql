@@ -1,16 +1,16 @@
--- A job of a keyed lane as a claim returns it: like any other, with its ordering key.
+-- A job of a keyed lane as a claim returns it: like any other, with its ordering key, and its limit key last.
 create function forebay._keyed_json(
     p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer, p_pauses integer,
-    {job types but limit_key})
+    {job types})
 returns text
 language sql stable
 as $$
     select '[' || p_seq || ',"' || kind || '",' || (date_part('epoch', p_enqueued_at) * 1000000)::bigint || ',' || args
-           || case when num_nonnulls(p_job_id, p_expires_at, p_attempt, p_pauses, {options but ordering_key, limit_key}) = 0
+           || case when num_nonnulls(p_job_id, p_expires_at, p_attempt, p_pauses, {options but ordering_key}) = 0
                    then ',0,' || to_json(ordering_key) || ']'
                    else ',' || ltrim(json_build_array(
                        coalesce(p_job_id, p_seq), ordering_key, (date_part('epoch', p_expires_at) * 1000000)::bigint, p_attempt, p_pauses,
-                       {options but ordering_key, limit_key})::text, '[') end
+                       {options but ordering_key})::text, '[') end
 $$;
 
 
@@ -27,7 +27,7 @@ begin
     -- The order is that of the array, as nothing else happens to its rows.
     return (select string_agg(forebay._keyed_json(
                        u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.pauses,
-                       {job of u but limit_key}), ',')
+                       {job of u}), ',')
             from unnest(v_rows) u);
 end
 $$;

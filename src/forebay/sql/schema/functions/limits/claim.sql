@@ -65,9 +65,9 @@ declare
 begin
     if p_sort = 'limited' then
         v_rows := forebay._take_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, v);
-        select string_agg(forebay._job_json(
+        select string_agg(forebay._limited_json(
                    u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.pauses,
-                   {job of u but ordering_key, limit_key}), ',' order by u.ordinality)
+                   {job of u but ordering_key}), ',' order by u.ordinality)
         into v_jobs
         from unnest(v_rows) with ordinality u;
         return v_jobs;
@@ -78,4 +78,18 @@ begin
     -- include: claim_one_lane
     return v_jobs;
 end
+$$;
+
+
+-- A job of a limited lane as a claim returns it: like any other, with its limit key last.
+create function forebay._limited_json(
+    p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer, p_pauses integer,
+    {job types but ordering_key})
+returns text
+language sql stable
+as $$
+    select '[' || p_seq || ',"' || kind || '",' || (date_part('epoch', p_enqueued_at) * 1000000)::bigint || ',' || args || ','
+           || ltrim(json_build_array(
+                  coalesce(p_job_id, p_seq), null, (date_part('epoch', p_expires_at) * 1000000)::bigint, p_attempt, p_pauses,
+                  {options but ordering_key})::text, '[')
 $$;

@@ -53,14 +53,9 @@ begin
         else
             perform from forebay.queue_limits l where l.queue = limit_key.queue for share;
         end if;
-        if num_nonnulls(limit_key.rate, limit_key.burst, limit_key.concurrency) > 0 then
-            -- A row that limits nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
-            insert into forebay.key_limits as i (queue, key, set_at, no) values (limit_key.queue, limit_key.limit_key, forebay._now(), 0)
-            on conflict on constraint key_limits_pkey do update set key = i.key
-            returning i.* into v_before;
-        else
-            select i.* into v_before from forebay.key_limits i where i.queue = limit_key.queue and i.key = limit_key.limit_key for update;
-        end if;
+        -- A row that limits nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
+        v_before := forebay._lock_key_limits(
+            limit_key.queue, limit_key.limit_key, num_nonnulls(limit_key.rate, limit_key.burst, limit_key.concurrency) > 0);
         if limit_key.remove is not true then
             v_kept := v_before;
         end if;
@@ -97,55 +92,111 @@ $$;
 create function forebay._key_limit_facts(p_limits forebay.key_limits) returns jsonb
 language sql immutable
 as $$
-    select jsonb_strip_nulls(jsonb_build_object('rate', p_limits.rate, 'burst', p_limits.burst, 'concurrency', p_limits.concurrency,
-                                                'empty_until', p_limits.empty_until))
+    select jsonb_strip_nulls(jsonb_build_object('rate', p_limits.rate, 'burst', p_limits.burst, 'concurrency', p_limits.concurrency))
 $$;
 
 
--- Set all limits of one limit key of a queue; all null: remove them. Returns whether that changed anything.
+-- Set the limits that a limit key has itself; all null: remove them. Returns whether that changed anything. While the breaker of the key is
+-- open they are kept, and hold when it closes.
 --
--- p_empty_until: the bucket of the key has no token before, and one then. It needs a rate, here or of the queue.
 -- The caller has checked the name, the key and the numbers, and records the act.
 -- Locks: as forebay.limit_key() without remove.
 create function forebay._set_key_limits(
-    p_queue text, p_key text, p_rate double precision, p_burst integer, p_concurrency integer, p_empty_until timestamptz default null)
+    p_queue text, p_key text, p_rate double precision, p_burst integer, p_concurrency integer)
 returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_before constant forebay.key_limits := forebay._lock_key_limits(p_queue, p_key, num_nonnulls(p_rate, p_burst, p_concurrency) > 0);
+    v_new    forebay.key_limits := v_before;
+begin
+    v_new.rate := p_rate;
+    v_new.burst := p_burst;
+    v_new.concurrency := p_concurrency;
+    return forebay._write_key_limits(v_before, v_new);
+end
+$$;
+
+
+-- Let one job of a limit key start at p_probe_at, and one each p_seconds after it, one at a time, whatever the limits of the key; null: its
+-- breaker is closed.
+--
+-- Locks: as forebay.limit_key() without remove, except for the settings lock.
+create function forebay._set_key_probes(p_queue text, p_key text, p_seconds double precision, p_probe_at timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    v_before constant forebay.key_limits := forebay._lock_key_limits(p_queue, p_key, p_seconds is not null);
+    v_new    forebay.key_limits := v_before;
+begin
+    v_new.probe_seconds := p_seconds;
+    v_new.empty_until := p_probe_at;
+    perform forebay._write_key_limits(v_before, v_new);
+end
+$$;
+
+
+-- The row of a limit key, locked. With p_makes there is one afterwards, and the queue passes the limiter: a call that removes the mark waits.
+create function forebay._lock_key_limits(p_queue text, p_key text, p_makes boolean) returns forebay.key_limits
 language plpgsql volatile
 as $$
 declare
     v_at     constant timestamptz := forebay._now();
     v_marked timestamptz;
-    v_found  boolean := false;
+    v_found  boolean := not p_makes;
+    v_row    forebay.key_limits;
 begin
-    if num_nonnulls(p_rate, p_burst, p_concurrency, p_empty_until) = 0 then
-        delete from forebay.key_limits i where i.queue = p_queue and i.key = p_key;
-        if not found then
-            return false;
+    while not v_found loop
+        select l.starts_set_at into v_marked from forebay.queue_limits l where l.queue = p_queue for share;
+        v_found := found and v_marked is not null;
+        if not v_found then
+            perform nextval('forebay.limiter_seq');
+            insert into forebay.queue_limits as l (queue, starts_set_at) values (p_queue, v_at)
+            on conflict on constraint queue_limits_pkey do update set starts_set_at = coalesce(l.starts_set_at, excluded.starts_set_at);
         end if;
+    end loop;
+    if p_makes then
+        insert into forebay.key_limits as i (queue, key, set_at, no) values (p_queue, p_key, v_at, 0)
+        on conflict on constraint key_limits_pkey do update set key = i.key
+        returning i.* into v_row;
     else
-        -- The queue passes the limiter while it has rows here: a call that removes the mark waits for this one.
-        while not v_found loop
-            select l.starts_set_at into v_marked from forebay.queue_limits l where l.queue = p_queue for share;
-            v_found := found and v_marked is not null;
-            if not v_found then
-                perform nextval('forebay.limiter_seq');
-                insert into forebay.queue_limits as l (queue, starts_set_at) values (p_queue, v_at)
-                on conflict on constraint queue_limits_pkey do update set starts_set_at = coalesce(l.starts_set_at, excluded.starts_set_at);
-            end if;
-        end loop;
-        insert into forebay.key_limits as i (queue, key, rate, burst, concurrency, empty_until, set_at, no)
-        values (p_queue, p_key, p_rate, p_burst, p_concurrency, p_empty_until, v_at, nextval('forebay.key_limits_seq'))
-        on conflict on constraint key_limits_pkey do update
-        set rate = excluded.rate, burst = excluded.burst, concurrency = excluded.concurrency, empty_until = excluded.empty_until,
-            set_at = excluded.set_at, no = excluded.no
-        where (i.rate, i.burst, i.concurrency, i.empty_until)
-              is distinct from (excluded.rate, excluded.burst, excluded.concurrency, excluded.empty_until);
-        if not found then
-            return false;
-        end if;
+        select i.* into v_row from forebay.key_limits i where i.queue = p_queue and i.key = p_key for update;
     end if;
-    -- Jobs may be parked until a time that the earlier limits had set, or for a slot that is free under the new ones.
-    perform forebay._announce_key(p_queue, 'limit', p_key);
+    return v_row;
+end
+$$;
+
+
+-- Write a row of key_limits that is locked, and let claims look at the key if other limits hold now. Returns whether anything changed.
+--
+-- What an open breaker hides has no effect on claims, so it gets no new number: a claim would fill the bucket of the probes again.
+create function forebay._write_key_limits(o forebay.key_limits, n forebay.key_limits) returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_holds boolean := case when num_nonnulls(o.probe_seconds, n.probe_seconds) = 0
+                            then (o.rate, o.burst, o.concurrency) is distinct from (n.rate, n.burst, n.concurrency)
+                            else (o.probe_seconds, o.empty_until) is distinct from (n.probe_seconds, n.empty_until) end;
+begin
+    if n.queue is null then
+        return false;
+    end if;
+    if num_nonnulls(n.rate, n.burst, n.concurrency, n.probe_seconds) = 0 then
+        delete from forebay.key_limits i where i.queue = n.queue and i.key = n.key;
+        v_holds := true;
+    elsif n is not distinct from o then
+        return false;
+    else
+        update forebay.key_limits i
+        set rate = n.rate, burst = n.burst, concurrency = n.concurrency, probe_seconds = n.probe_seconds, empty_until = n.empty_until,
+            set_at = case when v_holds then forebay._now() else i.set_at end,
+            no = case when v_holds then nextval('forebay.key_limits_seq') else i.no end
+        where i.queue = n.queue and i.key = n.key;
+    end if;
+    if v_holds then
+        -- Jobs may be parked until a time that the earlier limits had set, or for a slot that is free under the new ones.
+        perform forebay._announce_key(n.queue, 'limit', n.key);
+    end if;
     return true;
 end
 $$;

@@ -141,7 +141,7 @@ begin
           cross join lateral unnest(f.limit_keys) with ordinality u (key, place)
           where u.key is not null
             and ((v.limits).key_concurrency is not null
-                 or exists (select from forebay.key_limits o where o.queue = (v.limits).queue and o.key = u.key and o.concurrency is not null))
+                 or exists (select from forebay.key_limits o where o.queue = (v.limits).queue and o.key = u.key and num_nonnulls(o.concurrency, o.probe_seconds) > 0))
           group by u.key) k
     left join lateral (select * from forebay.limit_run i
                        where i.group_id = p_group_id and i.limit_key = k.key order by i.no desc limit 1) t on true;

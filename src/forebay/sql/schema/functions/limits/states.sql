@@ -22,7 +22,12 @@ begin
         left join lateral (select * from forebay.limit_run i
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
-        left join lateral (select * from forebay.key_limits i
+        -- An open breaker hides the key's own limits.
+        left join lateral (select case when i.probe_seconds is null then i.rate else 1 / i.probe_seconds end as rate,
+                                  case when i.probe_seconds is null then i.burst else 1 end as burst,
+                                  case when i.probe_seconds is null then i.concurrency else 1 end as concurrency,
+                                  i.no, i.set_at, i.empty_until
+                           from forebay.key_limits i
                            where v_queue is not null and i.queue = v_queue and i.key = k.key offset 0) o on true
     ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job

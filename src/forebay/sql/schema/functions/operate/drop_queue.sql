@@ -1,7 +1,7 @@
 -- grant: operator
 
 -- Drop a queue: cancel the jobs that wait, close its consumer groups, and remove its settings:
--- limits of the queue and of its keys, shards, pauses, maximum attempts, the time for which dead
+-- limits of the queue and of its keys, breakers, shards, pauses, maximum attempts, the time for which dead
 -- letters are kept, what an application declared, and that kinds belong to it. Its subjects are
 -- dropped too, all in this call: with many, call forebay.drop_subjects() first.
 --
@@ -46,6 +46,9 @@ begin
             hint = 'Give the name of a queue that is not one of Forebay.';
     end if;
     perform forebay._lock_settings();
+    if drop_queue.dry_run is not true then
+        delete from forebay.breaker b where b.queue = v_queue;  -- Before limits and groups, as reports.
+    end if;
     lock table forebay.queue_group in row exclusive mode;  -- Before its rows, as calls that open or close a group.
     perform from forebay.queue_group g where g.queue = v_queue order by g.group_id for no key update;
     settings := array_remove(array[
@@ -95,6 +98,7 @@ begin
     perform forebay.resume_queue(v_queue) from (select) s where v_state.count > cardinality(groups);
 
     for v_key in select l.key from forebay.key_limits l where l.queue = v_queue order by l.key loop
+        perform forebay._set_key_probes(v_queue, v_key.key, null, null);
         perform forebay.limit_key(v_queue, v_key.key, remove => true);
     end loop;
     if exists (select from forebay.queue_limits l where l.queue = v_queue) then

@@ -8,7 +8,7 @@
 -- pages: 500 + 40 an open lease + 2 a waiting job
 create function forebay.key(queue text, ordering_key text default null, limit_key text default null)
 returns table (group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb, breaker jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order

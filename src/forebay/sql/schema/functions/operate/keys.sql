@@ -24,8 +24,11 @@
 --                        the reason is then `paused`, `concurrency`, `rate` or `breaker` of it
 --   pause_at, resume_at  begin and end of a planned pause; null: none is planned, or it has no end
 --   limits               the limits that one limit key has itself (forebay.limit_key()): an object
---                        with `rate`, `burst`, `concurrency`, `empty_until`, as far as they are
---                        set; else null
+--                        with `rate`, `burst`, `concurrency`, as far as they are set; else null
+--   breaker              the breaker of a limit key that has failed since its last success: an
+--                        object with `failures` in a row, `threshold`, which opens it,
+--                        `failed_at`, `error`, and if it is open `opened_at`, `probes` that failed
+--                        since then, and `probe_at`, the earliest time of the next one; else null
 --
 -- Reasons:
 --   group_closing, group_paused
@@ -37,8 +40,8 @@
 --   running      the job is behind one that a worker has
 --   concurrency  the limit key has as many jobs running as it may have
 --   rate         the limit key has no start left before `until`
---   breaker      the limit key is an endpoint whose breaker is open; the next probe runs at `until`,
---                null: one runs
+--   breaker      the breaker of the limit key is open; the next probe runs at `until`, null: one
+--                runs
 --   queue_concurrency, queue_rate
 --                the same limits of the queue
 --   due          nothing holds the job back: a claim takes it
@@ -50,7 +53,7 @@
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb, breaker jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -90,7 +93,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb)
+               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb, breaker jsonb)
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -182,9 +185,9 @@ begin
                         when k.head is not null then 'retry'
                         when k.is_taken then 'running'
                         when x.is_on then 'paused'
-                        when g.queue = 'forebay.deliver' and (f.jobs >= l.concurrency or l.tokens = 0)
-                             and exists (select from forebay.endpoint e join forebay.endpoint_state s using (endpoint_id)
-                                         where e.name = k.limit_key and s.opened_at is not null) then 'breaker'
+                        when (f.jobs >= l.concurrency or l.tokens = 0)
+                             and exists (select from forebay.breaker b
+                                         where b.queue = g.queue and b.key = k.limit_key and b.opened_at is not null) then 'breaker'
                         when f.jobs >= l.concurrency then 'concurrency'
                         when l.tokens = 0 then 'rate'
                         when v_full then 'queue_concurrency'
@@ -202,7 +205,10 @@ begin
            k.held_by, k.first_job_id, k.waits_for, k.pause_at, case when k.pause_at is not null then k.resume_at end,
            case when k.sort = 'limit' then (
                select forebay._key_limit_facts(i) from forebay.key_limits i
-               where pg_sequence_last_value('forebay.key_limits_seq') is not null and i.queue = g.queue and i.key = k.key) end
+               where pg_sequence_last_value('forebay.key_limits_seq') is not null and i.queue = g.queue and i.key = k.key
+                 and num_nonnulls(i.rate, i.concurrency) > 0) end,
+           case when k.sort = 'limit' then (
+               select forebay._breaker_facts(b) from forebay.breaker b where b.queue = g.queue and b.key = k.key) end
     from keys k;
 end
 $$;

@@ -1,7 +1,7 @@
 -- grant: operator, reader, worker
 
 -- What alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers
--- and those lost in the last ten minutes, endpoints, mirrors, schedules and the database. Times are
+-- and those lost in the last ten minutes, endpoints, open breakers of limit keys by queue, mirrors, schedules and the database. Times are
 -- seconds since 1970. It does not visit waiting jobs: it continues from the last counts, as
 -- forebay.depth() does, and reads the counters up to the last fold, the newest 100 batches of each
 -- lane and its first 100 unread rows.
@@ -46,6 +46,7 @@ begin
                                                    order by e.ended_at, e.worker), '[]')
                          from forebay.ended_workers(v_now - interval '10 minutes', 1000) e where e.how in ('lost', 'crashed')),
         'endpoints', forebay._measured_endpoints(v_now),
+        'breakers', forebay._measured_breakers(),
         'mirrors', forebay._measured_mirrors(v_now),
         'schedules', forebay._measured_schedules(v_since),
         'database', forebay._measured_database(),
@@ -263,10 +264,29 @@ language sql volatile
 as $$
     select coalesce(jsonb_agg(jsonb_build_object(
                'endpoint', e.name, 'waiting', e.waiting, 'breaker', e.breaker, 'opened_at', extract(epoch from e.opened_at),
+               'probe_at', extract(epoch from e.next_probe_at),
                'is_disabled', e.disabled_at is not null, 'is_overfull', e.is_overfull, 'accepted_per_second', e.accepted_per_second,
                'failed_per_second', e.failed_per_second, 'rejected_per_second', e.rejected_per_second, 'p99_seconds', e.p99_seconds,
                'error', left(e.last_error, 200)) order by e.name), '[]')
     from forebay.endpoints() e
+$$;
+
+
+-- Open breakers of limit keys by queue, without those of endpoints: how many, at most 10,000 in all, since when the first one is open, and
+-- the three that opened last.
+create function forebay._measured_breakers() returns jsonb
+language sql stable
+-- planner: indexed
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'queue', q.queue, 'open', q.open, 'opened_at', extract(epoch from q.opened_at), 'newest', q.newest) order by q.queue), '[]')
+    from (select b.queue, count(*) as open, min(b.opened_at) as opened_at,
+                 jsonb_agg(jsonb_build_object('key', left(b.key, 200), 'error', left(b.error, 200), 'probe_at', extract(epoch from b.probe_at))
+                           order by b.opened_at desc, b.key) filter (where b.rank <= 3) as newest
+          from (select i.*, row_number() over (partition by i.queue order by i.opened_at desc, i.key) as rank
+                from (select o.* from forebay.breaker o
+                      where o.opened_at is not null and o.queue <> 'forebay.deliver' order by o.queue, o.key limit 10000) i) b
+          group by b.queue) q
 $$;
 
 
