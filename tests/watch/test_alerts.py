@@ -557,3 +557,22 @@ def test_each_threshold_has_a_default_and_the_rules_know_no_other(database, conn
     data = one(conn, "select forebay.measurements()")
     assert alerts_of_all(data) == []
     assert all(value >= 0 for value in THRESHOLDS.values())
+
+
+async def test_open_breakers_of_limit_keys_are_one_alert_for_each_queue(database, conn, watch):
+    """It names three of them; more than ``breakers_most`` have to be open."""
+    conn.execute(
+        "insert into forebay.breaker (queue, key, failures, threshold, cooldown, cooldown_max,"
+        " opened_at, probe_at, error) select 'crawl', 'host ' || i, 9, 9, 30, 60,"
+        " forebay._now(), forebay._now(), 'refused' from generate_series(1, 5) i"
+    )
+    conn.execute("select forebay.set_threshold('breakers_most', 5, queue => 'crawl')")
+    assert await watch.wait(120) == set()
+    conn.execute("select forebay.set_threshold('breakers_most', 4, queue => 'crawl')")
+    assert await watch.wait(120) == {("breaker", "crawl")}
+    problem = one(conn, "select problem from forebay.alert where code = 'breaker'")
+    assert "5 limit keys of queue crawl" in problem
+    assert "host 5 (next probe now): refused" in problem
+    assert "and 2 more" in problem
+    conn.execute("delete from forebay.breaker")
+    assert await watch.wait(240) == set()

@@ -9,9 +9,11 @@ import pytest
 
 import forebay
 from forebay import Breaker, Cancel, Dead, Job, Retry, RetryPolicy, Snooze
-from tests.support.engine import enqueue_many, one
+from tests.support.effects import Effects
+from tests.support.engine import enqueue, enqueue_many, one
 from tests.support.fix_worker import run_until_idle, running
-from tests.support.waiting import wait_for_async
+from tests.support.fragile_app import mode_of
+from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = pytest.mark.anyio
 
@@ -37,6 +39,7 @@ def acts(conn) -> list[str]:
     return [act for (act,) in rows]
 
 
+@pytest.mark.slow
 async def test_jobs_of_a_host_that_is_down_wait_and_run_when_it_is_up(app, conn):
     """Few attempts are used, those of other hosts run, and a probe finds that it is up."""
     down = {"down"}
@@ -66,6 +69,7 @@ async def test_jobs_of_a_host_that_is_down_wait_and_run_when_it_is_up(app, conn)
     assert one(conn, "select count(*) from forebay.dead_letter") == 0
 
 
+@pytest.mark.slow
 async def test_two_workers_count_together_and_run_one_probe_at_a_time(app, conn):
     """The failures of one alone would not open it."""
     inside = most = probes = 0
@@ -230,3 +234,49 @@ async def test_without_a_breaker_nothing_is_reported(app, conn, monkeypatch):
     assert calls
     assert not any(calls)
     assert one(conn, "select count(*) from forebay.breaker") == 0
+
+
+@pytest.mark.slow
+async def test_one_at_a_time_continues_at_once_after_a_breaker_has_closed(app, conn):
+    """The settlement of a job gives its turn to the next one; no timer does."""
+    down = True
+
+    @app.job(limit_by=("host",), breaker=Breaker(failures=2, cooldown=1), retry=AT_ONCE)
+    async def fetch(host: str) -> None:
+        if down:
+            raise ConnectionError(host)
+
+    one(conn, "select forebay.limit_queue('default', key_concurrency => 1)")
+    put(conn, "down", 40)
+    async with running(app, concurrency=4) as worker:
+        await wait_for_async(lambda: "opened_at" in breaker(conn), 30)
+        down = False
+        await wait_for_async(lambda: breaker(conn) == {}, 30)
+        before = one(conn, "select count(*) from forebay.promotion where promoted > 0")
+        await wait_for_async(lambda: worker.stats.done == 40, 30)
+    after = one(conn, "select count(*) from forebay.promotion where promoted > 0")
+    assert after - before < 10
+
+
+@pytest.mark.slow
+def test_a_probe_whose_process_is_killed_is_followed_by_another(conn, workers):
+    """The breaker stays open until the lease of the dead worker is revoked, and then until the
+    next probe; no job is lost, and none dies.
+    """
+    mode = mode_of(workers.effects)
+    mode.write_text("down")
+    for entry in range(6):
+        enqueue(conn, kind="fetch", args={"host": "a.org", "entry": entry}, limit_key="a.org")
+    first = workers.start(app="tests.support.fragile_app:app")
+    effects = Effects(workers.effects)
+    wait_for(lambda: "opened_at" in breaker(conn, "a.org"), 60)
+    mode.write_text("hangs")
+    wait_for(lambda: effects.all("hang"), 60)
+    first.kill()
+    assert "opened_at" in breaker(conn, "a.org")
+    mode.write_text("up")
+    workers.start(app="tests.support.fragile_app:app")
+    wait_for(lambda: len(effects.entries("end")) == 6, 90)
+    wait_for(lambda: breaker(conn, "a.org") == {}, 30)
+    assert acts(conn) == ["circuit.opened", "circuit.closed"]
+    assert one(conn, "select count(*) from forebay.dead_letter") == 0
