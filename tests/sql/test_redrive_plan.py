@@ -5,6 +5,7 @@ import json
 import pytest
 
 from forebay import Client
+from forebay.errors import InvalidJob
 from forebay.ops import dead
 from tests.support.engine import (
     Reader,
@@ -91,7 +92,7 @@ def test_an_interrupted_redrive_is_finished_by_the_same_call(database, conn, mon
     assert [x.dead_id for x in client.dead_letters(died_after=late.died_at, redriven=True)] == [
         late.dead_id
     ]
-    with pytest.raises(TypeError, match="tags"):
+    with pytest.raises(InvalidJob, match="tags"):
         client.dead_letters(tags="a")
 
 

@@ -11,7 +11,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
-    if (jobs_to_export.last - jobs_to_export.first between 0 and 9999) is not true then
+    if (jobs_to_export.last::numeric - jobs_to_export.first between 0 and 9999) is not true then
         raise exception using errcode = 'JQ001', column = 'last',
             message = format('numbers %s to %s are not 1 to 10000 numbers', coalesce(first::text, 'null'), coalesce(last::text, 'null'));
     elsif not exists (select from forebay.segment s where s.segment_id = jobs_to_export.segment_id and s.removed_at is null) then

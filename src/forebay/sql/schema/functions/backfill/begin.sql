@@ -36,6 +36,13 @@ begin
             message = pg_catalog.format('cannot make chunks of %s jobs by key %s', coalesce(chunk::pg_catalog.text, 'null'), coalesce(pg_catalog.quote_literal(key), 'null')),
             hint = 'A chunk has 1 to 1,000,000 jobs; the key is a column of the query.';
     end if;
+    if query is null or pg_catalog.btrim(query, E' \n\t') operator(pg_catalog.=) '' then
+        raise exception using errcode = 'JQ001', column = 'query', message = 'query is empty',
+            hint = 'Nothing was enqueued. Give a query with a row for each job.';
+    end if;
+    if kind is null then
+        raise exception using errcode = 'JQ001', column = 'kind', message = 'kind is null', hint = 'Nothing was enqueued. Give the kind of the jobs.';
+    end if;
     if token is not null then
         v_begun := (forebay.backfill_begun_v1(kind, options, token)).backfill_id;
         if v_begun is not null then

@@ -10,6 +10,10 @@ language plpgsql volatile
 as $$
 #variable_conflict use_variable
 begin
+    if query is null or pg_catalog.btrim(query, E' \n\t') operator(pg_catalog.=) '' then
+        raise exception using errcode = 'JQ001', column = 'query', message = 'query is empty',
+            hint = 'Nothing was enqueued. Give a query with a row for each job.';
+    end if;
     execute pg_catalog.format(
         E'select pg_catalog.count(*),
                  coalesce(pg_catalog.sum(pg_catalog.octet_length(

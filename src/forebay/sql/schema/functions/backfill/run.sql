@@ -21,6 +21,10 @@ declare
     v_part  pg_catalog.record;
     v_event pg_catalog.int8;
 begin
+    if query is null or pg_catalog.btrim(query, E' \n\t') operator(pg_catalog.=) '' then
+        raise exception using errcode = 'JQ001', column = 'query', message = 'query is empty',
+            hint = 'Nothing was enqueued. Give a query with a row for each job.';
+    end if;
     jobs := 0;
     digest := 0;
     for v_row in execute pg_catalog.format(E'select pg_catalog.to_jsonb(q.*) from (%s\n) q', query) loop

@@ -41,7 +41,7 @@ begin
     return forebay.enqueue(
         send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
         send.delay, send.run_at,
-        least(send.expires_at, coalesce(send.run_at, forebay._now() + coalesce(send.delay, interval '0')) + v_endpoint.max_age),
+        least(send.expires_at, coalesce(send.run_at, forebay._now() + coalesce(least(greatest(send.delay, interval '0'), interval '101 years'), interval '0')) + v_endpoint.max_age),
         unique_as => send.unique_as, ordering_key => forebay._delivery_key(v_endpoint.name, send.ordering_key), limit_key => v_endpoint.name,
         {options passed of send but max_attempts, limit_key, ordering_key});
 end

@@ -167,7 +167,7 @@ as $$
 #variable_conflict use_column
 declare
     v_now     timestamptz := forebay._now();
-    v_start   timestamptz := coalesce(enqueue_many.run_at, v_now + enqueue_many.delay);
+    v_start   timestamptz := coalesce(enqueue_many.run_at, v_now + least(greatest(enqueue_many.delay, interval '-1 second'), interval '101 years'));
     v_problem text;
     v_odd     record;
     v_lanes   bigint[];

@@ -3,7 +3,7 @@
 -- Record the result of an audit, an object with the columns of `forebay.mirror_audit`; returns the
 -- audit's number.
 --
--- Errors: 23502 one of them is missing.
+-- Errors: JQ001 one of them is missing or wrong.
 create function forebay.record_audit(p_name text, p_found jsonb) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -18,5 +18,7 @@ begin
     from jsonb_populate_record(null::forebay.mirror_audit, p_found) f
     returning audit_id into v_id;
     return v_id;
+exception when not_null_violation or data_exception then
+    perform forebay._require('p_found', false, concat_ws(': ', p_name, p_found::text), 'a name and an object with the columns of forebay.mirror_audit');
 end
 $$;

@@ -4,6 +4,7 @@
 -- doing so. Returns true if it recorded. The parameters are those of forebay.mirror_status().
 -- Visits every waiting job. Deleted after two days.
 --
+-- Errors: JQ001 a missing name or a bad time.
 -- Transaction: any; commits asynchronously.
 -- Locks: the lock of samples, if it is free.
 create function forebay.sample_mirror(
@@ -16,6 +17,8 @@ as $$
 declare
     v_now constant timestamptz := forebay._now();
 begin
+    perform forebay._require('p_name', p_name is not null, p_name, 'the name of a mirror'),
+            forebay._require('p_expires_seconds', p_expires_seconds >= 0, p_expires_seconds::text, '0 or more seconds');
     if exists (select from forebay.mirror_sample s where s.mirror = p_name and s.at > v_now - interval '50 seconds')
        or not forebay._try_lock('mirror_sample') then
         return false;

@@ -15,6 +15,7 @@
 --                             with a tag that begins with one of them and a full stop, or with this
 --                             priority or a higher number
 --
+-- Errors: JQ001 a bad `expires_seconds`, `within_seconds` or `most`.
 -- See: docs/howto/reconcile.md#watch-it
 create function forebay.mirror_status(
     name text, queue text default 'mirror', group_name text default 'default', expires_seconds double precision default 2592000,
@@ -29,11 +30,13 @@ as $$
 declare
     v_kind   constant text := 'mirror.' || name;
     v_now    constant timestamptz := forebay._now();
-    v_since  constant timestamptz := v_now - make_interval(secs => within_seconds);
+    v_since  constant timestamptz := v_now - make_interval(secs => case when within_seconds between 0 and 3e9 then within_seconds end);
     v_jobs   jsonb;
     v_counts jsonb;
     v_facts  jsonb;
 begin
+    perform forebay._require('within_seconds', within_seconds between 0 and 3e9, within_seconds::text, 'a number of seconds of at most a hundred years'),
+            forebay._require('most', most >= 0, most::text, '0 or more');
     with every as materialized (
         select u.* from forebay.unfinished(v_kind, mirror_status.queue, mirror_status.group_name, expires_seconds) u),
     origins as materialized (  -- Read once for each, not for each job.

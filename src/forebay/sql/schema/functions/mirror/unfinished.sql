@@ -5,6 +5,7 @@
 -- `expires_seconds` says how long after that a job of the kind expires. Visits every such job, in
 -- one snapshot: with millions of them it takes seconds. Does not see jobs that wait behind another
 -- job of their ordering key. No row when the queue is not known.
+-- Errors: JQ001 a negative or missing `expires_seconds`.
 -- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.unfinished(
     kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)
@@ -17,8 +18,9 @@ as $$
 declare
     v_position     forebay.promotion;
     v_now      constant timestamptz := forebay._now();
-    v_expires  constant interval := make_interval(secs => least(unfinished.expires_seconds, 3e9));
+    v_expires  constant interval := make_interval(secs => least(greatest(unfinished.expires_seconds, 0), 3e9));
 begin
+    perform forebay._require('expires_seconds', unfinished.expires_seconds >= 0, unfinished.expires_seconds::text, '0 or more seconds');
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     with readers as materialized (

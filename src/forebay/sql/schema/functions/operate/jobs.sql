@@ -31,7 +31,7 @@ as $$
 declare
     v_step  constant bigint := 5000;
     v_last  constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
-    v_hi    bigint := least(v_last + 1, jobs.before);
+    v_hi    bigint := least(v_last + 1, case when jobs.before < 0 then 0 else jobs.before end);
     v_lo    bigint;
     v_end   bigint := v_hi - 1000000;
     v_lanes bigint[];

@@ -12,7 +12,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_until constant timestamptz := forebay._now() + duration;
+    v_until constant timestamptz := forebay._now() + case when duration between interval '0' and interval '10 years' then duration end;
     v_kind  text;
 begin
     if duration <= interval '0' or duration > interval '10 years' then

@@ -4,7 +4,7 @@
 -- them for forebay.dead_summary(); returns how many. Ordering keys that they hold are free. A
 -- letter whose key waits for the job that it was redriven as stays.
 --
--- Errors: JQ001 a negative or missing age.
+-- Errors: JQ001 a negative, too long or missing age.
 create function forebay.purge_dead(age interval, queue text default null, cause text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15,8 +15,9 @@ declare
     v_count bigint := 0;
     v_queue text;
 begin
-    if age is null or age < interval '0' then
-        raise exception using errcode = 'JQ001', message = format('age %s is negative or missing', coalesce(age::text, 'null')),
+    if age is null or age < interval '0' or age > interval '100 years' then
+        raise exception using errcode = 'JQ001', column = 'age',
+            message = format('age %s is negative, longer than a hundred years or missing', coalesce(age::text, 'null')),
             hint = 'Give the minimum age of a dead letter, for example 30 days.';
     end if;
     for v_queue in

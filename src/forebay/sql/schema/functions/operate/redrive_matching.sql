@@ -16,7 +16,7 @@
 --   step                     the maximum number in this call. With a token: call again until fewer
 --                            come back. A repeated call takes those that are left
 --
--- Errors: as forebay.redrive(); JQ042 other dead letters than those of the token.
+-- Errors: as forebay.redrive(); JQ001 a negative `most` or `step`; JQ042 other dead letters than those of the token.
 -- Locks: the dead letters' rows; rows that another session is redriving are skipped.
 -- See: docs/design/engine.md
 --
@@ -40,6 +40,7 @@ declare
     v_id     bigint;
     v_count  bigint := 0;
 begin
+    perform forebay._require('step', coalesce(step, 1) >= 0, step::text, '0 or more');
     select m.* into v_found from forebay._matching_dead(v_filter, coalesce(v_seen[2]::bigint, 9223372036854775807), v_seen[3]::bigint) m;
     if token is not null and forebay._token(v_found.jobs, v_seen[1], jsonb_build_array('redrive', v_filter, v_found.digest)) is distinct from token then
         perform forebay._refuse_token(token);
@@ -99,7 +100,7 @@ language sql stable
 as $$
     select jsonb_strip_nulls(jsonb_build_object(
         'queue', queue, 'kind', kind, 'reason', reason, 'tag', tag, 'group_name', group_name, 'died_after', died_after, 'died_before', died_before,
-        'most', most, 'job_id', job_id, 'cause', cause, 'to_group', to_group))
+        'most', case when forebay._require('most', coalesce(most, 1) >= 0, most::text, '0 or more') then most end, 'job_id', job_id, 'cause', cause, 'to_group', to_group))
 $$;
 
 

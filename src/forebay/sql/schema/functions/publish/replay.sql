@@ -42,7 +42,7 @@ $$;
 -- number. Dead letters that others redrive now are left alone. Messages of events have the ids that
 -- they had.
 --
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no such endpoint; JQ001 a negative `most`.
 -- Locks: the rows of the dead letters, and their group's (SHARE).
 create function forebay.redrive_endpoint(name text, most integer default null) returns bigint
 language plpgsql volatile security definer
@@ -54,7 +54,8 @@ declare
     v_id    bigint;
     v_count bigint := 0;
 begin
-    perform forebay._subscriber(redrive_endpoint.name);
+    perform forebay._require('most', coalesce(redrive_endpoint.most, 1) >= 0, redrive_endpoint.most::text, '0 or more'),
+            forebay._subscriber(redrive_endpoint.name);
     for v_id in
         select d.dead_id from forebay.dead_letter d join forebay.queue_group g on g.group_id = d.group_id
         where d.queue = 'forebay.deliver' and d.limit_key = redrive_endpoint.name and d.redriven_at is null and g.closing_at is null

@@ -41,6 +41,8 @@ begin
         raise exception using errcode = 'JQ061', message = format('schedule %s was changed', quote_literal(s.name)),
             detail = jsonb_build_object('schedule', s.name), hint = 'Do a new dry run.';
     end if;
+    perform forebay._require('instants', bool_and(isfinite(a.at)), string_agg(a.at::text, ', ') filter (where not isfinite(a.at)), 'finite times')
+    from unnest(backfill_schedule.instants) a (at) having count(a.at) > 0;
     v_all := array(
         select distinct a.at from unnest(backfill_schedule.instants) a (at)
         where a.at <= s.decided_to

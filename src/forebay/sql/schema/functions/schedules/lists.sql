@@ -59,7 +59,7 @@ $$;
 -- When the jobs of instants of a schedule start, with its jitter, and what was decided about each;
 -- null: nothing. A client computes the instants.
 --
--- Errors: JQ060 no such schedule.
+-- Errors: JQ060 no such schedule; JQ001 an instant is not a finite time.
 create function forebay.schedule_starts(name text, instants timestamptz[])
 returns table (scheduled_for timestamptz, starts_at timestamptz, status text, job_id bigint)
 language plpgsql stable security definer
@@ -71,6 +71,8 @@ declare
     v_id     constant bigint := forebay._schedule_id(schedule_starts.name);
     v_jitter constant interval := (select s.jitter from forebay.schedule s where s.schedule_id = v_id);
 begin
+    perform forebay._require('instants', bool_and(isfinite(a.at)), string_agg(a.at::text, ', ') filter (where not isfinite(a.at)), 'finite times')
+    from unnest(schedule_starts.instants) a (at) having count(a.at) > 0;
     return query
         select a.at, a.at + forebay._jitter_of(schedule_starts.name, a.at, v_jitter), o.status, o.job_id
         from unnest(schedule_starts.instants) with ordinality a (at, nr)

@@ -109,13 +109,17 @@ $$;
 
 -- Record up to which name an upgrade has come; with `passed` null it begins again with its next
 -- call.
+--
+-- Errors: JQ001 one of the others is missing.
 create function forebay.record_upgrade(queue text, kind text, from_version integer, to_version integer, passed text, upgraded bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
     insert into forebay.subject_upgrade as u (queue, kind, from_version, to_version, after, upgraded, changed_at)
-    values (record_upgrade.queue, record_upgrade.kind, record_upgrade.from_version, record_upgrade.to_version, coalesce(record_upgrade.passed, ''),
-            record_upgrade.upgraded, forebay._now())
+    select record_upgrade.queue, record_upgrade.kind, record_upgrade.from_version, record_upgrade.to_version, coalesce(record_upgrade.passed, ''),
+           record_upgrade.upgraded, forebay._now()
+    where forebay._require('upgraded', num_nulls(record_upgrade.queue, record_upgrade.kind, record_upgrade.from_version, record_upgrade.to_version,
+                                                 record_upgrade.upgraded) = 0, record_upgrade.upgraded::text, 'a number, with a queue, a kind and versions')
     on conflict (queue, kind, from_version) do update
     set to_version = excluded.to_version, after = excluded.after, upgraded = u.upgraded + excluded.upgraded, changed_at = excluded.changed_at
 $$;
