@@ -85,3 +85,21 @@ def test_an_open_breaker_of_a_limit_key_is_named_with_the_next_probe(forebay, da
     assert "breaker" not in forebay("keys", "show", "crawl", "--limit-key", "a.org").out
     refused = forebay("keys", "reset", "forebay.deliver", "--limit-key", "a.org")
     assert "reset_endpoint" in refused.err
+
+
+def test_a_queue_whose_jobs_wait_for_a_probe_does_not_lack_a_worker(forebay, database, conn):
+    """Doctor names the breaker first."""
+    conn.execute(
+        "insert into forebay.breaker (queue, key, failures, threshold, cooldown, cooldown_max,"
+        " opened_at, probe_at) values ('crawl', 'a.org', 9, 9, 600, 600, now(), now())"
+    )
+    enqueue(conn, queue="crawl", limit_key="a.org")
+    with Reader(database, "crawl") as reader:
+        conn.execute(
+            "insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid)"
+            " values (%s, now(), 1)",
+            [reader.lease_id],
+        )
+        words = " ".join(forebay("doctor", "-v").out.split())
+    assert "1 limit key with an open breaker" in words
+    assert "forebay keys list --queue crawl" in words

@@ -243,7 +243,7 @@ def test_one_probe_runs_at_a_time_and_each_that_fails_doubles_the_wait(database,
         opened(conn, reader)
         now = 0.0
         for wait in (30, 60, 100, 100):
-            advance(conn, now + wait - 2)
+            advance(conn, now + wait * 0.75)
             assert taken(reader) == taken(other) == {}
             now += wait + 1
             advance(conn, now)
@@ -312,8 +312,8 @@ def test_a_success_from_before_it_opened_does_not_close_it(database, conn):
         put(conn, "a", 2)
         (early,) = take(reader)
         opened(conn, reader)
-        shift_clock(conn, 2)
-        report(conn, worked(reader, early, 1, ended_ago=4))
+        shift_clock(conn, 20)
+        report(conn, worked(reader, early, 1, ended_ago=40))
         assert is_open(conn)
         report(conn, worked(reader, early, 2, ended_ago=1))
         assert not is_open(conn)

@@ -319,7 +319,8 @@ select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.scheduled)::bigint,
                    where h.lease_id = l.lease_id
                              order by h.heartbeat_at desc limit 1) h on true
                where l.closed_at is null
-                 and h.heartbeat_at > clock_timestamp() - make_interval(secs => l.lease_seconds))
+                 and h.heartbeat_at > clock_timestamp() - make_interval(secs => l.lease_seconds)),
+       (select count(*) from forebay.breaker b where b.queue = d.queue and b.opened_at is not null)
 from forebay.depth() d
 left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
 left join lateral (
@@ -353,6 +354,7 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
         paused,
         last_claim,
         alive,
+        open_breakers,
     ) in rows:
         facts.append(
             {
@@ -411,6 +413,13 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
                     remedy = (
                         "Endpoints are disabled, paused, or have an open breaker:"
                         f" `forebay endpoints list`. Otherwise: {remedy}"
+                    )
+                elif open_breakers:
+                    keys = counted(open_breakers, "limit key")
+                    what = f"{waits}, none of them claimed {last}; {keys} with an open breaker"
+                    remedy = (
+                        f"Their jobs wait for a probe: `forebay keys list --queue {queue}`."
+                        f" Otherwise: {remedy}"
                     )
                 found.append(Finding("queues", Level.WARNING, what, remedy, facts[-1]))
     if found:

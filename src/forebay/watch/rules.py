@@ -120,6 +120,10 @@ class Watched:
         """Return an instant of the measurements."""
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
+    def open_breakers(self, queue: str) -> int:
+        """Return how many limit keys of a queue have an open breaker."""
+        return next((one["open"] for one in self.data["breakers"] if one["queue"] == queue), 0)
+
     def next_probe(self, seconds: float | None) -> str:
         """Return when the next probe of an open breaker runs."""
         return next_probe(self.instant(seconds or self.at), datetime.fromtimestamp(self.at, UTC))
@@ -242,6 +246,11 @@ def _few_completed(
         return
     if facts["paused_at"] is not None:
         hint = f"Queue {queue} is paused: `forebay queues resume {queue}`."
+    elif open_keys := watched.open_breakers(queue):
+        hint = (
+            f"{counted(open_keys, 'limit key')} of queue {queue} with an open breaker, whose jobs "
+            f"wait for a probe: `forebay keys list --queue {queue}`."
+        )
     elif facts["ready"]:
         hint = (
             f"{counted(facts['ready'], 'job')} ready: does a worker serve queue {queue}, and "
