@@ -170,3 +170,26 @@ def test_wrong_usage_ends_with_2(forebay, conn, arguments):
     assert answer.err.startswith("error: ")
     assert ids(conn) == []
     assert one(conn, "select count(*) from page") == 100
+
+
+def test_subjects_have_the_same_act(forebay, conn):
+    """
+    A dry run with a token, the act, and what stopped goes on by its number.
+    """
+    rows = ["crawl", "--query", "select 'site ' || id as subject, id from page"]
+    plan = forebay("subjects", "backfill", *rows, "--dry-run", "--json").json
+    assert plan["jobs"] == 100
+    assert "subjects" in forebay("subjects", "backfill", *rows, "--dry-run").out
+    assert one(conn, "select count(*) from forebay.subject") == 0
+    answer = forebay(
+        "subjects", "backfill", *rows, "--token", plan["token"], "--chunk", "40", "--key", "id"
+    )
+    assert answer.code == 0
+    assert answer.out == "100 rows: each has its subject\n"
+    number = one(conn, "select backfill_id from forebay.backfill")
+    assert forebay("subjects", "backfill", "--resume", number, "--json").json == {"rows": 0}
+    assert forebay("subjects", "backfill", *rows, "--yes", "--json").json == {"rows": 100}
+    assert one(conn, "select count(*) from forebay.subject") == 100
+    assert one(conn, "select count(*) from forebay.subject_state") == 200
+    assert forebay("subjects", "backfill", "crawl", "--yes").code == 2
+    assert forebay("subjects", "backfill", "--yes").code == 2

@@ -280,3 +280,27 @@ def test_the_jobs_run(database, conn):
     assert app.client().backfill("index", Rows("page", ids=[4, 5]), args={"force": True}) == 2
     run_until_idle(app)
     assert sorted(seen) == [(4, True), (5, True)]
+
+
+def test_subjects_are_made_of_rows_and_an_interrupted_backfill_goes_on(client, conn):
+    """Names and arguments are columns; a token stands for the rows; what exists is left alone."""
+    rows = Rows("page", {"subject": "id", "site": "site"}, equal={"site": 3})
+    plan = client.plan_subjects("crawl", rows, queue="q", version=2)
+    assert client.backfill_subjects("crawl", rows, queue="q", version=2, token=plan.token) == (
+        plan.jobs
+    )
+    (first, *others) = client.subjects("q", limit=1000)
+    assert (first.kind, first.version, first.args, first.priority) == ("crawl", 2, {"site": 3}, 100)
+    assert len(others) == plan.jobs - 1
+    steps = []
+    count = client.backfill_subjects(
+        "crawl", rows, queue="q", version=2, chunk=4, key="subject", progress=steps.append
+    )
+    assert count == plan.jobs
+    assert len(steps) > 1
+    assert client.resume_backfill(steps[0].backfill_id) == 0
+    assert len(client.subjects("q", limit=1000)) == plan.jobs
+    with pytest.raises(InvalidJob, match="has no name"):
+        client.backfill_subjects("crawl", "select site from page", queue="q")
+    with pytest.raises(BackfillChanged):
+        client.backfill_subjects("crawl", rows, queue="q", token=plan.token)

@@ -35,6 +35,7 @@ GOOD = {
 #: Good values of one method: where others of the same name have other ones, or one of several
 #: options is needed. Those that commit find no jobs.
 OWN: dict[str, dict[str, object]] = {
+    "backfill_subjects": {"rows": "select 'page' as subject"},
     "configure": {"name": "args_bytes_max", "value": 1_000_000},
     "create_endpoint": {"name": "other"},
     "create_export": {"name": "other"},
@@ -43,6 +44,7 @@ OWN: dict[str, dict[str, object]] = {
     "key": {"limit_key": "k"},
     "limit_key": {"rate": 5},
     "pause_key": {"limit_key": "k"},
+    "plan_subjects": {"rows": "select 'page' as subject"},
     "redact_queue": {"queue": "none"},
     "replay_jobs": {"which": JobFilter(queue="none")},
     "reprioritise_matching": {"which": JobFilter(queue="none")},

@@ -739,3 +739,109 @@ def test_a_full_queue_stops_a_backfill_between_two_chunks(conn):
     assert depth(conn)["default"][0] == 60
     one(conn, "select forebay.limit_queue('default', remove => '{max_waiting}')")
     assert finish(conn, number) == [30, 10]
+
+
+SITES = "select 'site ' || id as subject, title from page where id <= 60"
+
+
+def subjects(conn):
+    """Return name, kind, state, priority, arguments and number of states of each subject."""
+    return conn.execute(
+        "select s.subject, n.kind, n.priority, n.args, n.options, n.version,"
+        " (select count(*)::int from forebay.subject_state t where t.subject_id = s.subject_id)"
+        " from forebay.subject s cross join lateral forebay._newest_state(s.subject_id) n"
+        " order by s.subject_id"
+    ).fetchall()
+
+
+def test_each_row_becomes_a_subject(conn):
+    """Its name is the column subject; the other columns are the arguments. What exists stays as it
+    is, so the same call makes nothing twice; a token stands for the rows.
+    """
+    one(
+        conn, "select forebay.push_subject('crawl', 'site 7', '{\"title\": \"old\"}', queue => 'q')"
+    )
+    before = subjects(conn)
+    options = (
+        '{"subjects": true, "queue": "q", "version": 2, "tag": "x", "delay": 60, "args": {"a": 1}}'
+    )
+    (token, rows) = conn.execute(
+        "select token, jobs from forebay.backfill_plan('crawl', %s, %s)", [SITES, options]
+    ).fetchone()
+    assert rows == 60
+    assert subjects(conn) == before
+    backfill = "select forebay.backfill('crawl', %s, %s, %s)"
+    assert one(conn, backfill, SITES, options, token) == 60
+    found = subjects(conn)
+    assert found[:1] == before
+    assert found[1] == ("site 1", "crawl", 100, {"a": 1, "title": "Page 1"}, {"tag": "x"}, 2, 1)
+    assert len(found) == 60
+    assert one(conn, backfill, SITES, options, None) == 60
+    assert subjects(conn) == found
+    count = one(
+        conn, "select count from forebay.event where act = 'backfill' order by event_id limit 1"
+    )
+    assert count == 60
+
+
+def test_with_a_column_args_the_others_are_options_of_each_subject(conn):
+    query = (
+        "select 's' || id as subject, jsonb_build_object('id', id) as args, 90 as delay,"
+        " 5 as priority, 'k' as limit_key from page where id < 3"
+    )
+    assert one(conn, "select forebay.backfill('crawl', %s, '{\"subjects\": true}')", query) == 2
+    assert subjects(conn) == [
+        (f"s{n}", "crawl", 5, {"id": n}, {"limit_key": "k"}, 0, 1) for n in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "options"),
+    [
+        ("select title from page", "{}"),
+        ("select null::text as subject", "{}"),
+        ("select 'a' as subject union all select null", "{}"),
+        ("select 'a' as subject union all select 'a'", "{}"),
+        ("select '' as subject", "{}"),
+        (SITES, '{"expires_in": 5}'),
+        (SITES, '{"unique_as": {"once": "k"}}'),
+        (SITES, '{"version": 10000}'),
+        (SITES, '{"subjects": "yes"}'),
+        ("select 'a' as subject, '[]'::jsonb as args", "{}"),
+    ],
+)
+def test_what_is_wrong_of_subjects_is_refused_with_nothing_written(conn, query, options):
+    call = "select forebay.backfill('crawl', %s, '{\"subjects\": true}'::jsonb || %s::jsonb)"
+    assert sqlstate(conn, call, query, options) == "JQ001"
+    assert subjects(conn) == []
+
+
+def test_without_the_look_at_names_a_repeated_backfill_would_make_all_twice(database, conn):
+    """The control: each row would get a random name."""
+    break_function(database, "_push_rows", ("if v_bad is not null then", "if false then"))
+    for rows in (100, 200):
+        one(conn, "select forebay.backfill('crawl', 'table page', '{\"subjects\": true}')")
+        assert len(subjects(conn)) == rows
+
+
+def test_subjects_in_chunks_go_on_after_a_crash_with_none_missing_and_none_twice(database, conn):
+    """The subjects of a chunk and its mark are one commit. A chunk that is repeated finds the names
+    of those that another has pushed meanwhile.
+    """
+    backfill_id = one(
+        conn,
+        "select forebay.backfill_begin('crawl', %s, 'id', 20, '{\"subjects\": true}')",
+        "select 'site ' || id as subject, id from page",
+    )
+    step = "select enqueued from forebay.backfill_next(%s)"
+    assert one(conn, step, backfill_id) == 20
+    with psycopg.connect(database) as dying:
+        assert one(dying, step, backfill_id) == 20
+        dying.rollback()
+    assert len(subjects(conn)) == 20
+    one(conn, "select forebay.push_subject('crawl', 'site 33')")
+    assert finish(conn, backfill_id) == [20] * 4
+    found = subjects(conn)
+    assert [row[6] for row in found] == [2] * 100  # scheduled, and issued once
+    assert {row[0] for row in found} == {f"site {n}" for n in range(1, 101)}
+    assert one(conn, "select count(*) from forebay.log where kind = 'crawl'") == 100

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forebay.model.backfill import BackfillPlan, BackfillProgress
 
 
-def _rows(
+def rows_given(
     *,
     query: Annotated[
         str | None, option("--query SQL", "A SELECT; its columns are the arguments of the jobs.")
@@ -118,7 +118,7 @@ def _ids(text: str | None) -> list[str] | None:
 def backfill(
     kind: Annotated[str | None, argument("[KIND]", "Kind of the jobs.")] = None,
     *,
-    rows: Annotated[Rows | None, Together(_rows)],
+    rows: Annotated[Rows | None, Together(rows_given)],
     args: Annotated[str | None, option("--args JSON", "Arguments that all jobs share.")] = None,
     queue: Annotated[
         str | None, option("--queue QUEUE", "Queue of the jobs. Default: that of the kind.")
@@ -161,7 +161,7 @@ def backfill(
             raise ConfigError(
                 "--resume", "continues an existing backfill: name no kind and no rows"
             )
-        with _watched() as note:
+        with watched() as note:
             count = client_of(how.dsn).resume_backfill(resume, progress=note)
         _enqueued(count, how.as_json)
         return
@@ -188,9 +188,9 @@ def backfill(
         how,
         plan,
         lambda plan: f"Enqueue {counted(plan.jobs, 'job')} in queue {plan.queue}?",
-        _print_plan,
+        print_plan,
     )
-    with _watched() as note:
+    with watched() as note:
         count = client.backfill(
             kind, rows, args=common, expires_in=ends, token=token, chunk=chunk, key=key,
             progress=note, **options,
@@ -201,7 +201,7 @@ def backfill(
 
 
 @contextmanager
-def _watched() -> Iterator[Callable[[BackfillProgress], None]]:
+def watched(command: str = "backfill") -> Iterator[Callable[[BackfillProgress], None]]:
     """Show the progress of a backfill, and how an interrupted one is finished."""
     with patience("backfill", "without --chunk, nothing is enqueued: run it again") as progress:
 
@@ -209,7 +209,7 @@ def _watched() -> Iterator[Callable[[BackfillProgress], None]]:
             share = 100.0 * step.jobs_done / step.jobs_all if step.jobs_all else 100.0
             progress.what = f"backfill {step.backfill_id}"
             progress.reached = f"{step.jobs_done:,} of {step.jobs_all:,} ({share:.0f} %)"
-            progress.again = f"forebay backfill --resume {step.backfill_id} continues it"
+            progress.again = f"forebay {command} --resume {step.backfill_id} continues it"
 
         yield note
 
@@ -221,9 +221,10 @@ def _enqueued(count: int, as_json: bool) -> None:
         console().print(f"{count:,} jobs enqueued")
 
 
-def _print_plan(plan: BackfillPlan) -> None:
+def print_plan(plan: BackfillPlan, what: str = "jobs") -> None:
+    """Print what a dry run found."""
     facts = facts_table()
-    facts.add_row("jobs", Text(f"{plan.jobs:,}", "bold"))
+    facts.add_row(what, Text(f"{plan.jobs:,}", "bold"))
     facts.add_row("queue", plan.queue)
     facts.add_row("arguments", f"{plan.bytes:,} bytes")
     took = (
@@ -231,9 +232,10 @@ def _print_plan(plan: BackfillPlan) -> None:
         if plan.seconds is None
         else human_duration(plan.seconds)
     )
-    facts.add_row("enqueuing takes", took)
+    facts.add_row("enqueuing takes" if what == "jobs" else "it takes", took)
     facts.add_row(
-        "waiting already", f"{plan.waiting:,}, {plan.waiting_alike:,} with the same priority"
+        "waiting already" if what == "jobs" else "jobs that wait",
+        f"{plan.waiting:,}, {plan.waiting_alike:,} with the same priority",
     )
     facts.add_row("token", plan.token)
     out = console()

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from forebay.cli._acts import agreed
+from forebay.cli._backfill import print_plan, rows_given, watched
 from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._load import check_place
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, Limit, duration, instant, json_object
+from forebay.cli.options import Dsn, How, Json, Limit, duration, instant, json_object
 from forebay.cli.output import (
     ago,
     compact,
@@ -26,6 +28,8 @@ from forebay.cli.output import (
 )
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.model.backfill import Rows
+from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from forebay.model.subjects import SubjectResult
@@ -108,6 +112,65 @@ def upsert(
     _print_results(
         client_of(dsn).upsert_subjects(items, revive=revive), as_json=as_json, many=file is not None
     )
+
+
+@commands.add("backfill")
+def backfill(
+    kind: Annotated[str | None, argument("[KIND]", "The kind of their runs.")] = None,
+    *,
+    rows: Annotated[Rows | None, Together(rows_given)],
+    args: Annotated[str | None, option("--args JSON", "Arguments that all subjects share.")] = None,
+    options: Options,
+    chunk: Annotated[
+        int | None, option("--chunk N", "Number of subjects per transaction; default: all in one.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        option("--key COLUMN", "The column that chunks are formed by. Default: --id-column."),
+    ] = None,
+    resume: Annotated[int | None, option("--resume ID", "Continue a backfill in chunks.")] = None,
+    how: How,
+) -> None:
+    """Create a subject for each row of a table or query, in the database.
+
+    The column subject is its name: --column subject=COLUMN. Subjects that exist, in any state, are
+    left as they are, so the same command makes nothing twice. One statement creates all. With
+    --chunk, each chunk is committed, and the backfill can be resumed. --query and --where are SQL
+    that runs with your privileges. Without --token and --yes, the command counts the rows and asks.
+    """
+    if resume is not None:
+        if kind is not None or rows is not None:
+            raise ConfigError(
+                "--resume", "continues an existing backfill: name no kind and no rows"
+            )
+        with watched("subjects backfill") as note:
+            count = client_of(how.dsn).resume_backfill(resume, progress=note)
+        _backfilled(count, how.as_json)
+        return
+    if kind is None:
+        raise ConfigError("KIND", "is missing", hint="Name the handler of the subjects.")
+    if rows is None:
+        raise ConfigError("--query", "or --table is needed: give exactly one of them")
+    client = client_of(how.dsn)
+    given: dict[str, Any] = {"args": json_object(args, "--args"), **options}
+    token = agreed(
+        how,
+        lambda: client.plan_subjects(kind, rows, **given),
+        lambda plan: f"Create a subject for each of {counted(plan.jobs, 'row')}?",
+        lambda plan: print_plan(plan, "subjects"),
+    )
+    with watched("subjects backfill") as note:
+        count = client.backfill_subjects(
+            kind, rows, token=token, chunk=chunk, key=key, progress=note, **given
+        )
+    _backfilled(count, how.as_json)
+
+
+def _backfilled(count: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"rows": count})
+    else:
+        console().print(f"{counted(count, 'row')}: each has its subject")
 
 
 @commands.add("append")

@@ -10,6 +10,7 @@ from forebay.arguments.json_guard import encode_args
 from forebay.errors import InvalidJob, shown
 from forebay.model import JobOptions, checks
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.model.subjects import checked_version
 from forebay.ops.enqueue import checked_expires_in
 from forebay.ops.operation import Operation, scalar
 from forebay.ops.records import rows_as
@@ -54,10 +55,14 @@ def backfill_of(
     rows: Rows | str,
     *,
     args: Mapping[str, Any] | None,
-    expires_in: float | timedelta | None,
+    expires_in: float | timedelta | None = None,
+    subjects: bool = False,
+    version: int | None = None,
     options: Mapping[str, Any],
 ) -> Backfill:
     """Return a backfill, checked as far as possible without a database.
+
+    With ``subjects`` each row becomes a subject; ``version`` is that of its arguments.
 
     Raises:
         InvalidJob: an option or an argument is invalid.
@@ -79,6 +84,10 @@ def backfill_of(
     seconds = checked_expires_in(expires_in)
     if seconds is not None:
         given["expires_in"] = seconds
+    if subjects:
+        given["subjects"] = True
+        if version is not None:
+            given["version"] = checked_version(version)
     if args:
         given["args"] = msgspec.Raw(encode_args(args).encode())
     select = rows.select

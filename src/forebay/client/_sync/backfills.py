@@ -14,6 +14,7 @@ from forebay.db.drivers import SyncConnection
 from forebay.errors import ForebayError, InvalidJob
 from forebay.model import JobOptionChanges
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.model.subjects import kind_of_version
 from forebay.ops import backfill as backfills
 
 
@@ -61,6 +62,89 @@ class Backfills(ClientBase):
         what = backfills.backfill_of(
             kind, rows, args=args, expires_in=expires_in, options=self._in_queue(kind, options)
         )
+        return self._backfill(what, token=token, chunk=chunk, key=key, progress=progress, conn=conn)
+
+    def backfill_subjects(
+        self,
+        kind: str,
+        rows: Rows | str,
+        *,
+        args: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        token: str | None = None,
+        chunk: int | None = None,
+        key: str | None = None,
+        progress: Callable[[BackfillProgress], object] | None = None,
+        conn: SyncConnection | None = None,
+        **options: Unpack[JobOptionChanges],
+    ) -> int:
+        """Create a subject for each row of a table or query inside the database.
+
+        Return the number of rows. Subjects that exist, in any state, are left as they are; so a
+        repeated call makes nothing twice.
+
+        Args:
+            kind: the kind of their runs.
+            rows: the rows. The column ``subject`` is the name of the subject, and the other columns
+                are the handler's arguments. Beside a column ``args`` with all arguments, the others
+                are options of each subject.
+            args: see ``backfill``.
+            version: of the arguments, 0 to 9999; None: 0.
+            token: the token of ``plan_subjects``: create exactly the counted subjects, or none.
+            chunk: number of subjects per transaction, each committed. Default: all in one.
+            key: see ``backfill``.
+            progress: see ``backfill``.
+            conn: see ``backfill``.
+            options: options of all runs, of ``JobOptions``, as in ``push_subjects``.
+
+        Raises:
+            InvalidJob: an argument or option is refused, or a row has no name.
+            BackfillChanged: the subjects differ from those of the token.
+        """
+        what = self._subjects_of(kind, rows, args, version, options)
+        return self._backfill(what, token=token, chunk=chunk, key=key, progress=progress, conn=conn)
+
+    def plan_subjects(
+        self,
+        kind: str,
+        rows: Rows | str,
+        *,
+        args: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        conn: SyncConnection | None = None,
+        **options: Unpack[JobOptionChanges],
+    ) -> BackfillPlan:
+        """Return what ``backfill_subjects`` would do with the same arguments; create nothing.
+
+        ``jobs`` is the number of rows, those whose subject exists included.
+        """
+        what = self._subjects_of(kind, rows, args, version, options)
+        return self._run(conn, backfills.plan(what))
+
+    def _subjects_of(
+        self,
+        kind: str,
+        rows: Rows | str,
+        args: Mapping[str, Any] | None,
+        version: int | None,
+        options: JobOptionChanges,
+    ) -> backfills.Backfill:
+        declared = kind_of_version(kind, version or 0)
+        given = self._in_queue(declared, self._in_queue(kind, options))
+        return backfills.backfill_of(
+            kind, rows, args=args, subjects=True, version=version, options=given
+        )
+
+    def _backfill(
+        self,
+        what: backfills.Backfill,
+        *,
+        token: str | None,
+        chunk: int | None,
+        key: str | None,
+        progress: Callable[[BackfillProgress], object] | None,
+        conn: SyncConnection | None,
+    ) -> int:
         if chunk is None:
             return self._run(conn, backfills.backfill(what, token))
         if conn is not None:

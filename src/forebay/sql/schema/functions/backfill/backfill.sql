@@ -22,6 +22,10 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 --   options  of all jobs: `queue`, `priority` (1000), `tag` (`backfill`), `delay` and `expires_in`
 --            in seconds, `run_at`, `expires_at`, {options marked but tag}; and `args`, arguments of all jobs, which a row may
 --            override
+--            With `"subjects": true` each row becomes a subject instead, as with
+--            forebay.push_subjects(): the column `subject` is its name, and `version` is an option.
+--            Subjects that exist are counted, and left as they are. The defaults of `priority` and
+--            `tag` are then those of forebay.push_subjects()
 --   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing. It
 --            begins one backfill: a call with it that is repeated enqueues nothing and returns the
 --            same number

@@ -5,7 +5,9 @@ create function forebay._backfill_options(p_kind text, p_options jsonb) returns 
 language plpgsql stable
 as $$
 declare
-    v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'expires_in', {options keys}];
+    v_subjects constant boolean := coalesce(p_options -> 'subjects' = 'true', false);
+    v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'subjects', {options keys}]
+        || case when v_subjects then 'version' else 'expires_in' end;
     v_given jsonb;
 begin
     if p_options is null or jsonb_typeof(p_options) <> 'object' then
@@ -22,7 +24,13 @@ begin
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
     end if;
-    return jsonb_build_object('queue', coalesce(v_given ->> 'queue', forebay.queue_of(p_kind), 'default'), 'priority', 1000, 'tag', 'backfill')
-        || v_given;
+    if jsonb_typeof(coalesce(v_given -> 'subjects', 'true')) <> 'boolean' then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = format('option subjects must be true or false, not %s', v_given -> 'subjects');
+    end if;
+    return jsonb_build_object('queue', coalesce(v_given ->> 'queue', forebay.queue_of(p_kind), 'default'))
+        -- Jobs of a backfill run behind all others. A subject stays, and comes again as any of its kind.
+        || case when v_subjects then '{}' else '{"priority": 1000, "tag": "backfill"}'::jsonb end
+        || (v_given - case when v_subjects then '' else 'subjects' end);
 end
 $$;

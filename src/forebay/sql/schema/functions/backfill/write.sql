@@ -41,6 +41,10 @@ begin
         event := forebay._record_event('backfill', v_options ->> 'queue', p_kind => v_kind, p_count => backfill_write_v1.jobs,
                                        p_new => jsonb_build_object('query', left(backfill_write_v1.query, 2000)));
     end if;
+    if v_options ? 'subjects' then
+        perform forebay._push_rows(v_kind, v_options, v_key, v_rows);
+        return;
+    end if;
     begin
         -- This loop writes nothing: a subtransaction for each batch would soon exceed what a snapshot can list.
         v_job := jsonb_populate_record(null::forebay._job_input, v_options);
@@ -88,4 +92,36 @@ begin
       and e.new ->> 'query' = p_query;
     return found;
 end;
+$$;
+
+
+-- Create a subject for each of some rows of a backfill; those that exist are left as they are.
+create function forebay._push_rows(p_kind text, p_options jsonb, p_key text, p_rows jsonb[]) returns void
+language plpgsql volatile
+as $$
+declare
+    v_names  constant text[] := array['subject', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'version', {options keys}];
+    v_common constant jsonb := coalesce(p_options -> 'args', '{}');
+    v_all    constant jsonb := p_options - '{args,subjects}'::text[] || jsonb_build_object('kind', p_kind);
+    v_has_args constant boolean := p_rows[1] ? 'args';
+    v_bad    bigint;
+begin
+    select min(r.nr) - 1 into v_bad from unnest(p_rows) with ordinality r (row, nr) where r.row ->> 'subject' is null;
+    if v_bad is not null then
+        raise exception using errcode = 'JQ001', message = format('subject %s: has no name', v_bad), detail = jsonb_build_object('index', v_bad),
+            hint = 'Nothing was enqueued. Give the query a column subject without nulls: with the same names, the same backfill makes nothing twice.';
+    end if;
+    perform forebay.push_subjects((
+        select jsonb_agg(
+            v_all
+            || case when v_has_args
+                    then coalesce((select jsonb_object_agg(f.key, f.value) from jsonb_each(r.row - 'args') f
+                                   where f.value <> 'null' and (f.key <> p_key or f.key = any (v_names)) is not false), '{}')
+                    else jsonb_build_object('subject', r.row -> 'subject') end
+            || jsonb_build_object('args', case when not v_has_args then v_common || (r.row - 'subject')
+                                               when jsonb_typeof(r.row -> 'args') = 'object' then v_common || (r.row -> 'args')
+                                               else r.row -> 'args' end)
+            order by r.nr)
+        from unnest(p_rows) with ordinality r (row, nr)));
+end
 $$;
