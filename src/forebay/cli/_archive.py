@@ -164,9 +164,9 @@ def export(
             raise ConfigError("--file", "is needed for parquet")
         _export(client, wanted, state, JsonLines(sys.stdout))
         return
-    if file.exists():
-        raise ConfigError("--file", f"exists already: {file}")
     try:
+        if file.exists():
+            raise ConfigError("--file", f"exists already: {file}")
         with complete_file(file) as out:
             lines = writer(out, file_format)
             count = _export(client, wanted, state, lines)

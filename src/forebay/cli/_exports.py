@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._export_files import Format, check_format, complete_file, writer
+from forebay.cli._load import is_folder
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration
 from forebay.cli.output import ago, print_json, table
@@ -124,7 +125,7 @@ def run(
     each hour. After an interruption the segment is written again.
     """
     check_format(file_format)
-    if not directory.is_dir():
+    if not is_folder(directory):
         raise ConfigError("DIRECTORY", f"is no directory: {directory}", value=str(directory))
     client, written = client_of(dsn), []
     with _alone(directory / f".{name}.lock"):

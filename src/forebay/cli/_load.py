@@ -28,7 +28,7 @@ def check_place(place: str, folder: Path | None = None) -> tuple[str, str]:
         raise ConfigError("app", f"is {shown(place)}, a file", value=place, hint=_FORM)
     if not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise ConfigError("app", f"is {shown(place)}, not a module and a name", hint=_FORM)
-    if folder is not None and not folder.is_dir():
+    if folder is not None and not is_folder(folder):
         raise ConfigError("--app-dir", f"is {shown(str(folder))}, not a folder", value=str(folder))
     here = str((folder or Path.cwd()).resolve())
     if here not in sys.path:
@@ -81,3 +81,11 @@ def _exists(module_name: str) -> bool:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             return False
         raise
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is that of a folder; one that cannot be a path is not."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
