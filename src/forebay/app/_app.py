@@ -193,6 +193,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         order_by: Sequence[str] = (),
         keep_result: bool | float | timedelta = False,
         holds_key: bool = False,
+        on_done: str | Handler[..., ..., Any] | None = None,
+        on_dead: str | Handler[..., ..., Any] | None = None,
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -235,6 +237,10 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
                 Read it with ``handle(job_id).result()``.
             holds_key: a dead letter holds its ordering key: later jobs of the key wait until it is
                 redriven, in its place, or skipped or purged. Otherwise they run.
+            on_done: a kind, by its name or its handler. When a job is done, a job of that kind is
+                enqueued in the same transaction: the follow-up. Its arguments say which job ended,
+                and how. ``handler.using(...)`` gives it options.
+            on_dead: the same when a job has become a dead letter, also when it expired.
             executor: "process" runs the handler in a separate process, which is reused and is
                 killed at the timeout.
             memory_bytes: with "process", on Linux: maximum memory above that at its start; beyond
@@ -271,6 +277,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         breaker: Breaker | None = None,
         order_by: Sequence[str] = (),
         holds_key: bool = False,
+        on_done: str | Handler[..., ..., Any] | None = None,
+        on_dead: str | Handler[..., ..., Any] | None = None,
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -308,6 +316,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
             breaker: ...
             order_by: ...
             holds_key: ...
+            on_done: ...
+            on_dead: ...
             executor: ...
             memory_bytes: ...
             cpu_seconds: ...
@@ -337,6 +347,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
                 breaker=breaker,
                 order_by=order_by,
                 holds_key=holds_key,
+                on_done=on_done,
+                on_dead=on_dead,
                 executor=executor,
                 memory_bytes=memory_bytes,
                 cpu_seconds=cpu_seconds,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from forebay.app._middleware import Middlewares
 from forebay.app._resources import Resources
+from forebay.arguments.follow_up import check_follow_ups, with_known_follow_ups
 from forebay.arguments.json_guard import ArgumentLimits
 from forebay.arguments.keys import KindOptions
 from forebay.arguments.kinds import Kind, Kinds
@@ -105,6 +106,7 @@ class Internals:
         #: the rest.
         self._without_retry: dict[str, int | None] = {}
         self._retries_known = False
+        self._follow_ups_known = False
         self._options: dict[str, KindOptions] = {}
         self._encoders: dict[str, Callable[..., str]] = {}
 
@@ -113,6 +115,7 @@ class Internals:
     def add_kind(self, kind: Kind) -> None:
         """Add a kind; it replaces one of the same name and function."""
         self._kinds.add(kind)
+        self._follow_ups_known = False
         self._encoders.pop(kind.name, None)
 
     def add_options(self, kind: str, options: KindOptions) -> None:
@@ -259,11 +262,20 @@ class Internals:
 
     @property
     def kinds(self) -> Kinds:
-        """The declared kinds; a kind without a retry policy gets that of the settings."""
+        """The declared kinds; a kind without a retry policy gets that of the settings.
+
+        Raises:
+            ConfigError: the follow-up of a kind cannot be one.
+        """
         if not self._retries_known:
             for name, max_attempts in self._without_retry.items():
                 self._kinds.add(self.with_retry(self._kinds.get(name), max_attempts))
             self._retries_known = True
+        if not self._follow_ups_known:
+            check_follow_ups(self._kinds)
+            for kind in list(self._kinds):
+                self._kinds.add(with_known_follow_ups(kind, self.options_of))
+            self._follow_ups_known = True
         return self._kinds
 
     def with_retry(self, kind: Kind, max_attempts: int | None = None) -> Kind:

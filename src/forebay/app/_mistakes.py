@@ -82,8 +82,8 @@ def likelier(
 #: The options of ``@app.job``.
 _JOB_OPTIONS: Final = (
     "breaker", "cpu_seconds", "executor", "expires_in", "holds_key", "keep_result", "limit_by",
-    "max_attempts", "memory_bytes", "name", "order_by", "priority", "queue", "retry",
-    "soft_timeout", "tag", "timeout", "transaction", "unique", "unique_by",
+    "max_attempts", "memory_bytes", "name", "on_dead", "on_done", "order_by", "priority", "queue",
+    "retry", "soft_timeout", "tag", "timeout", "transaction", "unique", "unique_by",
 )  # fmt: skip
 
 

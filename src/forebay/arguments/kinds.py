@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay._dataclass import dataclass
 from forebay.arguments._signature import Arguments, RawItems, Untyped, arguments_of, innermost
+from forebay.arguments.follow_up import FollowUp, declared_follow_up
 from forebay.arguments.json_guard import DEFAULT_LIMITS, ArgumentLimits
 from forebay.arguments.keys import DeclaredKeys, declared_keys
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
@@ -75,6 +76,8 @@ class Kind:
         linger_seconds: how long a worker waits for a fuller call; None for not at all.
         keep_result_seconds: how long its results are kept; None for not at all.
         holds_key: whether a dead letter holds its ordering key.
+        on_done: the follow-up of its jobs that are done; None for none.
+        on_dead: the follow-up of its dead letters; None for none.
         in_process: whether it runs in a separate process, which is killed at the hard timeout.
         memory_bytes: maximum memory of a call in that process; None for no limit.
         cpu_seconds: maximum processor time of a call in that process; None for no limit.
@@ -101,6 +104,8 @@ class Kind:
     linger_seconds: float | None = None
     keep_result_seconds: float | None = None
     holds_key: bool = False
+    on_done: FollowUp | None = None
+    on_dead: FollowUp | None = None
     in_process: bool = False
     memory_bytes: int | None = None
     cpu_seconds: float | None = None
@@ -127,6 +132,8 @@ class Kind:
         linger: object = None,
         keep_result: object = False,
         holds_key: object = False,
+        on_done: object = None,
+        on_dead: object = None,
         executor: object = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -179,6 +186,8 @@ class Kind:
             linger_seconds=_checked_linger(name, linger),
             keep_result_seconds=keep_seconds,
             holds_key=_checked_holds_key(name, holds_key),
+            on_done=declared_follow_up(name, "on_done", on_done),
+            on_dead=declared_follow_up(name, "on_dead", on_dead),
             in_process=executor == "process",
             memory_bytes=memory_bytes,
             cpu_seconds=cpu_seconds,

@@ -54,6 +54,29 @@ class Kept:
 
 
 @dataclass(slots=True)
+class FollowUpJob:
+    """The job that follows an end; see ``forebay.settle_v1``.
+
+    Attributes:
+        kind: its kind.
+        returned: with the outcome done, and without ``Ended.kept``: the result of the handler.
+    """
+
+    kind: str
+    queue: str | msgspec.UnsetType = msgspec.UNSET
+    priority: int | msgspec.UnsetType = msgspec.UNSET
+    delay: float | msgspec.UnsetType = msgspec.UNSET
+    expires_in: float | msgspec.UnsetType = msgspec.UNSET
+    max_attempts: int | msgspec.UnsetType = msgspec.UNSET
+    tag: str | msgspec.UnsetType = msgspec.UNSET
+    correlation_id: str | msgspec.UnsetType = msgspec.UNSET
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    ordering_key: str | msgspec.UnsetType = msgspec.UNSET
+    limit_key: str | msgspec.UnsetType = msgspec.UNSET
+    returned: Kept | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(slots=True)
 class SubjectEnd:
     """What the end of a run means for its subject; see ``forebay.settle_v1``.
 
@@ -88,6 +111,8 @@ class Ended:
         kept: with the outcome done: the result of the handler.
         holds_key: with the outcome dead: later jobs of its ordering key wait until the dead letter
             is redriven or skipped.
+        follow_up: with the outcome done or dead: the job that follows; None for none. Unset with
+            the outcome dead: what the database knows of the kind.
         subject: with the outcome done or cancelled: what the run means for its subject.
         millis: how long its handler ran; unset for one that did not, or not to its end.
         key_works: for the breaker of its kind: whether the attempt shows that the limit key works,
@@ -101,6 +126,7 @@ class Ended:
     error: dict[str, Any] | None = None
     kept: Kept | msgspec.UnsetType = msgspec.UNSET
     holds_key: bool | msgspec.UnsetType = msgspec.UNSET
+    follow_up: FollowUpJob | msgspec.UnsetType | None = msgspec.UNSET
     subject: SubjectEnd | msgspec.UnsetType = msgspec.UNSET
     millis: int | msgspec.UnsetType = msgspec.UNSET
     key_works: bool | msgspec.UnsetType = msgspec.UNSET
@@ -195,8 +221,10 @@ def record_kinds(
     queues: Mapping[str, str],
     holding: Collection[str] = (),
     keys: Mapping[str, Mapping[str, Any]] | None = None,
+    on_dead: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Operation[list[tuple[str, str, str]]]:
-    """Return the call that records the queues of kinds, and which arguments make their keys.
+    """Return the call that records the queues of kinds, which arguments make their keys, and what
+    follows their dead letters.
 
     It returns the kinds that had another one, with both queues.
 
@@ -205,10 +233,12 @@ def record_kinds(
         queues: the queue of each kind.
         holding: the kinds whose dead letters hold their ordering key.
         keys: by kind, which arguments make keys; see ``DeclaredKeys.as_json``.
+        on_dead: by kind, the follow-up of its dead letters; see ``FollowUp.as_json``.
     """
     return Operation(
         "select kind, queue, previous_queue from forebay.record_kinds_v1("
-        "%(worker)s, %(kinds)s::text[], %(queues)s::text[], %(holding)s::text[], %(keys)s::jsonb)",
+        "%(worker)s, %(kinds)s::text[], %(queues)s::text[], %(holding)s::text[], %(keys)s::jsonb,"
+        " %(on_dead)s::jsonb)",
         lambda rows: [(str(kind), str(queue), str(before)) for kind, queue, before in rows],
         {
             "worker": worker,
@@ -216,7 +246,18 @@ def record_kinds(
             "queues": list(queues.values()),
             "holding": list(holding),
             "keys": msgspec.json.encode(keys or {}).decode(),
+            "on_dead": msgspec.json.encode(on_dead or {}).decode(),
         },
+    )
+
+
+def unknown_kinds(kinds: Collection[str]) -> Operation[list[str]]:
+    """Return those of some kinds that no worker has declared to the database."""
+    return Operation(
+        "select array(select u.kind from unnest(%(kinds)s::text[]) u (kind)"
+        " where forebay.queue_of(u.kind) is null order by u.kind)",
+        scalar,
+        {"kinds": list(kinds)},
     )
 
 

@@ -15,6 +15,7 @@ from forebay.worker.ground.held import Lease
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from forebay.arguments.kinds import Kinds
     from forebay.db.session import Session
     from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker.ground.common import Common
@@ -78,6 +79,8 @@ class LeaseKeeper:
         #: Whether it waits while the schema is missing or too old; else that is an error.
         self._waits_for_schema = settings.without_schema == "wait" and not common.until_idle
         self._groups: dict[int, str] = {}
+        #: Follow-ups without a worker that a warning has named.
+        self._warned_of: set[str] = set()
         #: All leases that are not known to be closed, by id.
         self.open_leases: dict[int, Lease] = {}
         #: The lease for new claims.
@@ -168,11 +171,13 @@ class LeaseKeeper:
                 {kind.name: kind.queue for kind in kinds},
                 [kind.name for kind in kinds if kind.holds_key],
                 {kind.name: kind.keys.as_json() for kind in kinds if kind.keys is not None},
+                {kind.name: kind.on_dead.as_json() for kind in kinds if kind.on_dead is not None},
             )
         ):
             log.info(
                 "jobs of %s enqueued without a queue go to %s now, not to %s", kind, queue, before
             )
+        await self._warn_of_unknown_follow_ups(kinds)
         groups: dict[int, str] = {}
         queues = list(self._common.weights)
         # A part at a time: a new group makes others wait that open one, until the commit.
@@ -183,6 +188,26 @@ class LeaseKeeper:
         if groups != self._groups:
             self._groups = groups
             self._on_groups(groups)
+
+    async def _warn_of_unknown_follow_ups(self, kinds: Kinds) -> None:
+        """Warn once of follow-ups that no worker has declared: another application may, later."""
+        names = {
+            follow_up.kind: kind.name
+            for kind in kinds
+            for follow_up in (kind.on_done, kind.on_dead)
+            if follow_up is not None
+            and follow_up.kind not in kinds
+            and follow_up.kind not in self._warned_of
+        }
+        if not names:
+            return
+        for name in await self._session.run(protocol.unknown_kinds(names)):
+            self._warned_of.add(name)
+            log.warning(
+                "no worker has declared kind %s, the follow-up of %s: its jobs go to queue default",
+                name,
+                names[name],
+            )
 
     @property
     def _trusted_seconds(self) -> float:

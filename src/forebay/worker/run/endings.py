@@ -34,7 +34,7 @@ from forebay.model.outcome import (
     Snooze,
 )
 from forebay.ops.claimed import raw_args
-from forebay.ops.protocol import Ended
+from forebay.ops.protocol import Ended, FollowUpJob
 from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
 from forebay.policy.cause import cause_of, without_values
@@ -121,15 +121,18 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
     Raises:
         TypeError: the sequence does not fit the jobs.
     """
-    keeps_nothing = call.kind.keep_result_seconds is None and call.kind.subject is None
-    if keeps_nothing and (
-        result is None or (isinstance(result, Endings) and result.are_done(len(call.helds)))
+    kind = call.kind
+    keeps_nothing = kind.keep_result_seconds is None and kind.subject is None
+    if (
+        keeps_nothing
+        and kind.on_done is None
+        and (result is None or (isinstance(result, Endings) and result.are_done(len(call.helds))))
     ):
         return [None] * len(call.helds)
     if not call.kind.is_batch:
         ended = ending(call.kind, call.jobs[0], result)
         return [ended if call.kind.subject is None else with_subject(call, ended, result)]
-    if isinstance(result, Snooze | Retry | Cancel | Dead):
+    if isinstance(result, Snooze | Retry | Cancel | Dead | None):
         return [ending(call.kind, job, result) for job in call.jobs]
     if (
         isinstance(result, str | bytes | Mapping)
@@ -192,16 +195,25 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
         return Ended(0, "retried", after=result.after, error=error)
     if isinstance(result, Keep):
         return Ended(0, "done", kept=kept(result.result, result.seconds))
+    ended = None
     if kind.keep_result_seconds is not None:
-        return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
-    return None
+        ended = Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
+    if kind.on_done is not None:
+        follow_up = FollowUpJob(**kind.on_done.as_json())
+        if ended is None:
+            ended = Ended(0, "done")
+            follow_up.returned = kept(result, 0)
+        ended.follow_up = follow_up
+    return ended
 
 
 def dead(kind: Kind, job: Job, reason: str, error: dict[str, Any]) -> Ended:
-    """Return the outcome of a job that becomes a dead letter, and holds its ordering key if its
-    kind says so.
+    """Return the outcome of a job that becomes a dead letter.
+
+    It holds its ordering key, and has a follow-up, if its kind says so.
     """
     ended = Ended(0, "dead", reason=reason, error=error)
+    ended.follow_up = None if kind.on_dead is None else FollowUpJob(**kind.on_dead.as_json())
     if kind.holds_key and job.ordering_key is not None:
         ended.holds_key = True
     return ended

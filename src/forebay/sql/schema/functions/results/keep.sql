@@ -1,25 +1,37 @@
--- Keep the return value of a handler. A value that is too large is not a failure: the job is done, and its result has the reason.
+-- The return value of a handler, or the problem with it. A value that is too large is not a failure: the job is done, and its result has
+-- the reason.
+create function forebay._bounded_result(p_kept jsonb, out value jsonb, out problem text)
+language plpgsql stable
+as $$
+declare
+    v_most  constant bigint := forebay._setting_value('result_bytes_max');
+    v_bytes constant bigint := octet_length((p_kept -> 'value')::text);
+begin
+    value := p_kept -> 'value';
+    problem := left(p_kept ->> 'problem', 1000);
+    if value is null and problem is null then
+        problem := 'nothing was sent';
+    elsif problem is not null then
+        value := null;
+    elsif v_bytes > v_most then
+        value := null;
+        problem := format('%s bytes, more than result_bytes_max %s', v_bytes, v_most);
+    end if;
+end
+$$;
+
+
+-- Keep the return value of a handler.
 create function forebay._keep_result(p_row forebay.log, p_group_id bigint, p_kept jsonb) returns void
 language plpgsql volatile
 as $$
 declare
-    v_value   jsonb := p_kept -> 'value';
-    v_problem text := left(p_kept ->> 'problem', 1000);
-    v_most    constant bigint := forebay._setting_value('result_bytes_max');
-    v_bytes   bigint := octet_length(v_value::text);
+    v_result record := forebay._bounded_result(p_kept);
 begin
-    if v_value is null and v_problem is null then
-        v_problem := 'nothing was sent';
-    elsif v_problem is not null then
-        v_value := null;
-    elsif v_bytes > v_most then
-        v_value := null;
-        v_problem := format('%s bytes, more than result_bytes_max %s', v_bytes, v_most);
-    end if;
     insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value, problem)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, forebay._now(),
             forebay._now() + make_interval(secs => least((p_kept ->> 'seconds')::double precision, 315360000)),
-            v_value, v_problem);
+            v_result.value, v_result.problem);
 end
 $$;
 

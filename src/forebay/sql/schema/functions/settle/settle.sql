@@ -12,10 +12,14 @@
 --   millis              durations in the order of `done`, or null
 --   ended               objects with `offset`, `outcome`, and as needed `after` (seconds),
 --                       `reason`, `error` (`type`, `message`, `traceback`, and `max_attempts` if it
---                       is known), `millis`, `kept` and `subject`. With `"holds_key": true` a dead
---                       job holds its ordering key
+--                       is known), `millis`, `kept`, `follow_up` and `subject`. With
+--                       `"holds_key": true` a dead job holds its ordering key
 --   kept                in `ended`, with outcome done: `value`, `seconds`, `problem`; the handler's
 --                       return value, which is kept for this time
+--   follow_up           in `ended`, with outcome done or dead: the job that this transaction
+--                       enqueues, with `kind`, its options, and `returned` as `kept`, if that is
+--                       not given; null: none. Without it, a dead job has the follow-up that
+--                       forebay.record_kinds_v1() recorded
 --   subject             in `ended`: `then` (again, complete or drop), `at` or `after` or `interval`
 --                       or `every`, `data`, `args`
 --   counters            the counters of mirrors, as for forebay.record_direct(); kept if, and only
@@ -52,7 +56,7 @@
 --
 -- Inside: Invariants: "single holder" (a late settlement changes nothing and returns an error),
 -- "nothing lost".
--- pages: 40 + 12 a job
+-- pages: 40 + 12 a job + 40 a job that follows
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
 language plpgsql volatile security definer
@@ -337,7 +341,8 @@ begin
     end if;
     if p_code in ('x', 'y') then
         v_dead_id := forebay._write_dead_letter(
-            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt, p_code = 'y');
+            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt, p_code = 'y',
+            p_item -> 'follow_up');
         if p_item ? 'is_decided_here' then
             perform forebay._report_deaths(array[v_dead_id]);  -- The worker expects a retry.
         end if;
@@ -357,6 +362,9 @@ begin
     end if;
     if p_code = 'd' and p_item ? 'kept' then
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
+    end if;
+    if p_code = 'd' and jsonb_typeof(p_item -> 'follow_up') = 'object' then
+        perform forebay._follow_done(p_row, p_group_id, p_item);
     end if;
     if p_row.headers ? 'forebay-subject' and (p_code = 'd' and p_item ? 'subject' or p_code = 'c') then
         perform forebay._end_subject(p_row, p_code, p_item, p_item ->> 'reason');

@@ -5,42 +5,49 @@ language sql immutable
 as $$ select left(encode(sha256(convert_to(concat_ws(E'\n', p_kind, p_what), 'UTF8')), 'hex'), 10) $$;
 
 
--- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id. p_holds: it holds its ordering key.
+-- Write a dead letter, with the whole error history of the job in this group, and enqueue what follows; returns the dead letter's id.
+-- p_holds: it holds its ordering key. p_follow_up: see forebay._follow_death().
+--
+-- Invariant "one end, one follow-up": every death passes this function.
 create function forebay._write_dead_letter(
     p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer,
-    p_holds boolean default false)
+    p_holds boolean default false, p_follow_up jsonb default null)
 returns bigint
 language sql volatile
 as $$
     select forebay._end_subject(p_row, 'x', null, p_reason) where p_row.headers ? 'forebay-subject';
-    insert into forebay.dead_letter (
-        group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt,
-        unique_key, args, headers, {job but args, headers}, cause, place, holds_key, errors)
-    select
-        p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
-        p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
-        p_row.unique_key, case when v.event is null then p_row.args else p_row.args || jsonb_build_object('payload', v.event -> 'payload') end,
-        case when v.event is null then p_row.headers else nullif(v.event -> 'headers', 'null') end,
-        {job of p_row but args, headers},
-        coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
-        p_holds and forebay._begin_hold(p_group_id, p_queue, p_row), coalesce((select jsonb_agg(jsonb_build_object(
-                             'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
-                             'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker,
-                             'max_attempts', f.max_attempts)
-                         order by f.failed_at)
-                  from forebay.failure f
-                  where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
-                    and f.enqueued_at = p_row.enqueued_at), '[]')
-    -- A delivery refers to the payload of its event; the letter contains it.
-    from (select case when p_queue = 'forebay.deliver' and not p_row.args ? 'payload'
-                      then forebay._event_of_delivery(p_row.args) end as event offset 0) v
-    left join lateral (
-        select f.cause, f.error_type, f.place
-        from (select i.* from forebay.failure i  -- Not through the index by time.
-              where i.job_id = coalesce(p_row.job_id, p_row.seq) and i.group_id = p_group_id and i.enqueued_at = p_row.enqueued_at
-              offset 0) f
-        order by f.failed_at desc limit 1) last on p_reason in ('exhausted', 'permanent')
-    returning dead_id
+    with letter as (
+        insert into forebay.dead_letter (
+            group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt,
+            unique_key, args, headers, {job but args, headers}, cause, place, holds_key, errors)
+        select
+            p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
+            p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
+            p_row.unique_key, case when v.event is null then p_row.args else p_row.args || jsonb_build_object('payload', v.event -> 'payload') end,
+            case when v.event is null then p_row.headers else nullif(v.event -> 'headers', 'null') end,
+            {job of p_row but args, headers},
+            coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
+            p_holds and forebay._begin_hold(p_group_id, p_queue, p_row), coalesce((select jsonb_agg(jsonb_build_object(
+                                 'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
+                                 'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker,
+                                 'max_attempts', f.max_attempts)
+                             order by f.failed_at)
+                      from forebay.failure f
+                      where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
+                        and f.enqueued_at = p_row.enqueued_at), '[]')
+        -- A delivery refers to the payload of its event; the letter contains it.
+        from (select case when p_queue = 'forebay.deliver' and not p_row.args ? 'payload'
+                          then forebay._event_of_delivery(p_row.args) end as event offset 0) v
+        left join lateral (
+            select f.cause, f.error_type, f.place
+            from (select i.* from forebay.failure i  -- Not through the index by time.
+                  where i.job_id = coalesce(p_row.job_id, p_row.seq) and i.group_id = p_group_id and i.enqueued_at = p_row.enqueued_at
+                  offset 0) f
+            order by f.failed_at desc limit 1) last on p_reason in ('exhausted', 'permanent')
+        returning dead_id, errors)
+    select case when coalesce(jsonb_typeof(p_follow_up) = 'null', pg_sequence_last_value('forebay.on_dead_seq') is null) then l.dead_id
+                else forebay._follow_death(l.dead_id, p_follow_up, p_row, p_group_id, p_queue, p_reason, p_attempt, l.errors) end
+    from letter l
 $$;
 
 
