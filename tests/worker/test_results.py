@@ -371,7 +371,7 @@ async def test_progress_must_be_a_share(app, conn):
 
     job = work.enqueue(conn)
     await run_until_idle(app)
-    with pytest.raises(JobDied, match="within 0 to 1, not 50"):
+    with pytest.raises(JobDied, match="done is 50, not within 0 to 1"):
         app.handle(job).result(0)
 
 

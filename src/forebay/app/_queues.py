@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from forebay.model.declared import Queue, QueueDifference, declared_queue
-from forebay.model.doors import Doors
+from forebay.model.doors import Doors, names_door
 
 if TYPE_CHECKING:
     from forebay.app._internals import Internals
@@ -36,6 +36,7 @@ class AppQueues(Doors, declares=True):
         """The declared queues, by name."""
         return self._internals.queues
 
+    @names_door
     def queue(
         self,
         name: str,

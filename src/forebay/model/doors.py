@@ -131,7 +131,14 @@ def check_fields(value: Any, *, refusal: Refusal = InvalidJob) -> None:
 _FIELDS: Final[dict[type, dict[str, _Wanted | None]]] = {}
 
 
-def door(function: F, *, refusal: Refusal = InvalidJob) -> F:
+def names_door(function: F) -> F:
+    """Return a function that refuses unknown options with ``ConfigError``, and checks the values
+    itself: it can say more of them.
+    """
+    return door(function, refusal=ConfigError, checks_values=False)
+
+
+def door(function: F, *, refusal: Refusal = InvalidJob, checks_values: bool = True) -> F:
     """Return a function that refuses arguments which its annotations do not allow.
 
     A door stays as it is.
@@ -139,6 +146,7 @@ def door(function: F, *, refusal: Refusal = InvalidJob) -> F:
     Args:
         function: the function, or coroutine function.
         refusal: the class of the errors.
+        checks_values: False: only the names of the arguments are compared.
     """
     if getattr(function, "_is_door", False):
         return function
@@ -148,7 +156,7 @@ def door(function: F, *, refusal: Refusal = InvalidJob) -> F:
         if not parameters:
             parameters.append(_Parameters(function))
         try:
-            parameters[0].check(args, named)
+            parameters[0].check(args if checks_values else (), named, checks_values)
         except _Refused as refused:
             error = refusal(refused.field, refused.problem, hint=refused.hint)
         else:
@@ -201,8 +209,8 @@ class _Parameters:
         # What takes the options of a message or a job says itself why it does not take others.
         self._takes_any = MessageOptions.__annotations__.keys() <= self._checks.keys()
 
-    def check(self, args: Sequence[object], named: Mapping[str, object]) -> None:
-        """Compare the arguments of a call.
+    def check(self, args: Sequence[object], named: Mapping[str, object], values: bool) -> None:
+        """Compare the arguments of a call; without ``values`` their names only.
 
         Raises:
             _Refused: a name is unknown, or a value is of no type that it may have.
@@ -216,7 +224,7 @@ class _Parameters:
                 if self._takes_any:
                     continue
                 raise self._unknown(name)
-            wanted = self._checks[name]
+            wanted = self._checks[name] if values else None
             if wanted is not None:
                 wanted.check(value, name)
 
