@@ -285,7 +285,7 @@ def answer(attempt: Attempt, door: Callable[..., Any]) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "count", [300, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"]
+    "count", [200, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_a_wrong_value_is_refused_by_its_name(no_workers, count, seed):
     """

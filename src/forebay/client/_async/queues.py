@@ -145,7 +145,7 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            InvalidArguments: a bad name or number.
+            InvalidJob: a bad name or number.
         """
         return await self._run(conn, queues.shard_queue(queue, lanes))
 

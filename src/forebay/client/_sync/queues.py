@@ -144,7 +144,7 @@ class Queues(ClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            InvalidArguments: a bad name or number.
+            InvalidJob: a bad name or number.
         """
         return self._run(conn, queues.shard_queue(queue, lanes))
 
