@@ -248,7 +248,8 @@ def test_overlap(database, conn, clock, overlap, is_running):
         enqueued = fire(conn, instant(clock, minutes=1))[1]
         waits = not is_running
         assert enqueued == (0 if overlap == "skip" or (overlap == "queue" and waits) else 1)
-        assert state(conn, first) == ("claimed" if is_running else "ready")
+        waiting = "cancelled" if overlap in ("cancel", "replace") else "ready"
+        assert state(conn, first) == ("claimed" if is_running else waiting)
         requested = one(
             conn, "select exists (select from forebay.tombstone where job_id = %s)", first
         )
