@@ -29,6 +29,7 @@ CALLS = {
     "queues drop": "wait",
     "dead redrive": "--queue mail",
     "backfill": "work --query select_1_as_n",
+    "subjects backfill": "work --query select_'one'_as_subject,_1_as_n",
     "schedules backfill": "nightly --from 2026-01-01T00:00:00Z --to 2026-01-04T00:00:00Z",
 }
 

@@ -172,7 +172,7 @@ def test_headers_of_the_job_cannot_replace_those_of_the_sink(make, arrived):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("a\r\nb", "c"), ("a b", "c"), ("", "c"), ("a", "b\r\nc: d"), ("a", "\x00"), ("\u00fc", "c")],
+    [("a\r\nb", "c"), ("a b", "c"), ("", "c"), ("a", "b\r\nc: d"), ("a", "\x01"), ("\u00fc", "c")],
 )
 def test_a_header_that_http_cannot_carry_rejects_its_message_only(make, arrived, name, value):
     answers = send(make(), make_message(1, headers={name: value}), make_message(2))

@@ -106,7 +106,7 @@ def no_call_reads_more_than_stated(dsn: str, rows: int, lanes: int, statistics: 
     problems += exceeded(measure(sessions))
     for session in [*sessions, new]:
         session.close()
-    assert problems == []
+    assert problems == [], "\n".join(problems)
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_a_producer_enqueues_and_nothing_else(database, conn):
             "drop function forebay.cancel(bigint, text)",
         ):
             assert sqlstate(producer, statement) == "42501", statement
-    assert state(conn, job) == "ready"
+    assert state(conn, job) == "cancelled"
 
 
 def test_each_role_may_call_what_it_needs(database, conn):

@@ -114,10 +114,11 @@ def test_every_metric_but_some_is_on_it(dashboard):
         for name in re.findall(r"\bforebay_\w+", " ".join(queries(dashboard)))
     }
     assert set(metric_names()) - shown == {
-        "forebay_alerts_checked_timestamp_seconds", "forebay_endpoint_disabled",
+        "forebay_alerts_checked_timestamp_seconds", "forebay_cancelled_jobs",
+        "forebay_endpoint_disabled",
         "forebay_endpoint_latency_p99_seconds",
         "forebay_log_segments", "forebay_maintenance_duties_failing", "forebay_mirror_due",
-        "forebay_queue_paused",
+        "forebay_queue_open_breakers", "forebay_queue_paused",
         "forebay_queue_recently_completed", "forebay_queue_served",
         "forebay_schedule_recently_missed",
         "forebay_scrape_duration_seconds", "forebay_worker_claimed_jobs_total",

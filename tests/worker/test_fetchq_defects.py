@@ -202,7 +202,7 @@ async def test_counters_never_drift(app, conn, request):
     client = app.client()
     for _ in range(4):
         names = [f"s{dice.randrange(30)}" for _ in range(12)]
-        crawl.push_many(conn, dict.fromkeys(names))
+        crawl.push_many(conn, list(dict.fromkeys(names)))
         await run_until_idle(app)
         for name in {each.subject for each in client.subjects("q", limit=1000)}:
             dice.choice(

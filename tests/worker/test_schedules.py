@@ -182,7 +182,7 @@ def test_a_bad_declaration_is_refused(app):
         ({"expression": "* * * * *", "tz": "Europe/Nowhere"}, "not a time zone"),
         ({"expression": "* * * * *", "every": 60}, "only one of them"),
         ({"every": 0.5}, "whole number"),
-        ({"every": 60, "overlap": "never"}, "not one of"),
+        ({"every": 60, "overlap": "never"}, "must be 'allow' or"),
         ({"every": 60, "args": {"a": "x"}}, "a"),
     ):
         with pytest.raises(forebay.errors.ConfigError, match=problem):

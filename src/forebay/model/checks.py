@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from forebay.errors import InvalidJob, shown
 
@@ -110,6 +110,22 @@ def checked_text(value: object, field: str, *, characters_max: int) -> str:
     if _CONTROL.search(value):
         raise InvalidJob(field, f"has a control character or a lone surrogate: {shown(value)}")
     return value
+
+
+T = TypeVar("T")
+
+
+def checked_items(items: Iterable[T], cls: type[T], field: str, what: str) -> list[T]:
+    """Return the items of an argument as a list, all of one class.
+
+    Raises:
+        InvalidJob: one of them is something else.
+    """
+    found = list(items)
+    for item in found:
+        if not isinstance(item, cls):
+            raise InvalidJob(field, f"has {shown(item)}, which is no {what}")
+    return found
 
 
 def checked_integer(value: object, field: str, *, least: int, most: int) -> int:

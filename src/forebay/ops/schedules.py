@@ -99,10 +99,14 @@ def create_schedule(schedule: Schedule) -> Operation[Created]:
 def apply_schedules(
     app: str, schedules: Iterable[Schedule], *, overwrite: bool = False, dry_run: bool = False
 ) -> Operation[list[ScheduleDifference]]:
-    """Return the call that applies declared schedules, or with ``dry_run`` only compares them."""
+    """Return the call that applies declared schedules, or with ``dry_run`` only compares them.
+
+    Raises:
+        InvalidJob: one is no schedule.
+    """
     items = [
         json.dumps(schedule_facts(each))[:-1] + f', "args": {encode_args(each.args)}}}'
-        for each in schedules
+        for each in checks.checked_items(schedules, Schedule, "schedules", "schedule")
     ]
     return Operation(
         "select to_jsonb(d)::text from forebay.apply_schedules(app => %(app)s, schedules "
