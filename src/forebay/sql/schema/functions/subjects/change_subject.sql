@@ -6,7 +6,7 @@
 --
 -- Errors: JQ065 no such subject.
 -- Locks: the row of the subject.
--- pages: 460 + 60 a segment
+-- pages: 600 + 60 a segment
 create function forebay.drop_subject(queue text, subject text) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -49,7 +49,7 @@ $$;
 --
 -- Errors: JQ065 no such subject.
 -- Locks: the row of the subject.
--- pages: 460 + 60 a segment
+-- pages: 600 + 60 a segment
 create function forebay.kill_subject(queue text, subject text, reason text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
