@@ -421,10 +421,13 @@ class EngineMachine(RuleBasedStateMachine):
                 is_withdrawn = job.place[group] == DEFERRED and group in job.cancelled
                 if job.place[group] in WAITING and not is_withdrawn:
                     counted[WAITING.index(job.place[group])] += 1
-                    swept += job.place[group] == READY and group in job.swept
+                    swept += job.place[group] == READY and (
+                        group in job.swept or group in job.cancelled
+                    )
             ready, held, deferred = told.get(group, (0, 0, 0))
             assert (held, deferred) == (counted[1], counted[2]), (group, told, counted)
-            # A job that the sweep has expired has ended, though no claim has passed its row yet.
+            # A job that the sweep has expired, or that is cancelled, has ended, though no claim
+            # has passed its row yet.
             assert ready == counted[0] - swept, (group, told, counted, swept)
 
     def every_job_is_where_the_model_says(self):
@@ -438,6 +441,8 @@ class EngineMachine(RuleBasedStateMachine):
                     expected = "retrying" if job.attempt[group] else "scheduled"
                 elif expected == READY and group in job.swept:
                     expected = "expired"
+                elif expected == READY and group in job.cancelled:
+                    expected = "cancelled"
                 assert told.get(group) == expected, (job, told)
 
     @rule()

@@ -443,8 +443,8 @@ class StressRun:
 def count_independently(conn: psycopg.Connection[Any], queue: str) -> dict[str, tuple[int, ...]]:
     """Count ready, held and deferred jobs of each group from rows alone, without any cursor.
 
-    Ready are the rows that no batch has handed out or skipped; held those handed out and not
-    settled; deferred the rows that no row of the log carries on.
+    Ready are the rows that no batch has handed out or skipped, and whose job is not cancelled; held
+    those handed out and not settled; deferred the rows that no row of the log carries on.
     """
     rows = conn.execute(
         """
@@ -468,7 +468,15 @@ def count_independently(conn: psycopg.Connection[Any], queue: str) -> dict[str, 
                (sum((select count(*) from forebay.log x where x.lane = r.lane)
                     - (select count(*) from taken t
                        join forebay.log x on x.seq = t.seq
-                       where t.group_id = r.group_id and t.lane = r.lane)))::int,
+                       where t.group_id = r.group_id and t.lane = r.lane)
+                    - (select count(*) from forebay.log x
+                       where x.lane = r.lane
+                         and exists (select from forebay.tombstone m
+                                     where m.job_id = coalesce(x.job_id, x.seq) and m.reason = 'c'
+                                       and (m.group_id is null or m.group_id = r.group_id))
+                         and not exists (select from taken t
+                                         where t.group_id = r.group_id and t.lane = r.lane
+                                           and t.seq = x.seq))))::int,
                (sum((select count(*) from handed h where h.group_id = r.group_id
                    and h.lane = r.lane)
                     - (select count(*) from settled s
