@@ -44,8 +44,12 @@ def test_a_worker_is_listed_with_what_it_is_and_what_it_runs(workers, conn, data
 
     wait_for(lambda: {j.job_id for j in listed().running_jobs} >= {first}, 20)
     wait_for(lambda: conn.execute("select 1 from forebay.failure").fetchone(), 20)
-    wait_for(lambda: again in {j.job_id for j in listed().running_jobs}, 20, lambda: f"{listed()}")
-    found = listed()
+
+    def with_both():
+        found = listed()
+        return found if {j.job_id for j in found.running_jobs} == {first, again} else None
+
+    found = wait_for(with_both, 20, lambda: f"{listed()}")
     assert found.pid == worker.pid
     assert found.worker.startswith(f"{found.host}:{found.pid}:")
     assert (found.group, list(found.queues)) == ("default", ["default", "mail"])
