@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from forebay.model.backfill import BackfillPlan, BackfillProgress
 
 
+Key = Annotated[
+    str | None,
+    option("--key COLUMN", "The column that chunks are formed by. Default: --id-column."),
+]
+
+Resume = Annotated[int | None, option("--resume ID", "Continue a backfill in chunks.")]
+
+
 def rows_given(
     *,
     query: Annotated[
@@ -142,11 +150,8 @@ def backfill(
     chunk: Annotated[
         int | None, option("--chunk N", "Number of jobs per transaction; default: all in one.")
     ] = None,
-    key: Annotated[
-        str | None,
-        option("--key COLUMN", "The column that chunks are formed by. Default: --id-column."),
-    ] = None,
-    resume: Annotated[int | None, option("--resume ID", "Continue a backfill in chunks.")] = None,
+    key: Key = None,
+    resume: Resume = None,
     how: How,
 ) -> None:
     """Enqueue a job for each row of a table or query, in the database.
@@ -157,18 +162,9 @@ def backfill(
     Without --token and --yes, the command counts the jobs and asks.
     """
     if resume is not None:
-        if kind is not None or rows is not None:
-            raise ConfigError(
-                "--resume", "continues an existing backfill: name no kind and no rows"
-            )
-        with watched() as note:
-            count = client_of(how.dsn).resume_backfill(resume, progress=note)
-        _enqueued(count, how.as_json)
+        _enqueued(resumed(resume, kind, rows, how.dsn), how.as_json)
         return
-    if kind is None:
-        raise ConfigError("KIND", "is missing", hint="Name the handler: forebay backfill reindex.")
-    if rows is None:
-        raise ConfigError("--query", "or --table is needed: give exactly one of them")
+    kind, rows = needed(kind, rows, "Name the handler: forebay backfill reindex.")
     client, name, doubt = client_for(kind, queue=queue, app=app, dsn=how.dsn)
     options: JobOptionChanges = {"queue": name, "priority": priority, "tag": tag}
     if delay is not None:
@@ -198,6 +194,29 @@ def backfill(
     _enqueued(count, how.as_json)
     if not is_planned:
         warn(doubt)
+
+
+def resumed(
+    backfill_id: int,
+    kind: str | None,
+    rows: Rows | None,
+    dsn: str | None,
+    command: str = "backfill",
+) -> int:
+    """Finish an interrupted backfill; return the number of its rows."""
+    if kind is not None or rows is not None:
+        raise ConfigError("--resume", "continues an existing backfill: name no kind and no rows")
+    with watched(command) as note:
+        return client_of(dsn).resume_backfill(backfill_id, progress=note)
+
+
+def needed(kind: str | None, rows: Rows | None, hint: str) -> tuple[str, Rows]:
+    """Return the kind and the rows of a new backfill, which must be given."""
+    if kind is None:
+        raise ConfigError("KIND", "is missing", hint=hint)
+    if rows is None:
+        raise ConfigError("--query", "or --table is needed: give exactly one of them")
+    return kind, rows
 
 
 @contextmanager

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from forebay.cli._acts import agreed
-from forebay.cli._backfill import print_plan, rows_given, watched
+from forebay.cli._backfill import (
+    Key,
+    Resume,
+    needed,
+    print_plan,
+    resumed,
+    rows_given,
+    watched,
+)
 from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._load import check_place
@@ -124,11 +132,8 @@ def backfill(
     chunk: Annotated[
         int | None, option("--chunk N", "Number of subjects per transaction; default: all in one.")
     ] = None,
-    key: Annotated[
-        str | None,
-        option("--key COLUMN", "The column that chunks are formed by. Default: --id-column."),
-    ] = None,
-    resume: Annotated[int | None, option("--resume ID", "Continue a backfill in chunks.")] = None,
+    key: Key = None,
+    resume: Resume = None,
     how: How,
 ) -> None:
     """Create a subject for each row of a table or query, in the database.
@@ -139,18 +144,10 @@ def backfill(
     that runs with your privileges. Without --token and --yes, the command counts the rows and asks.
     """
     if resume is not None:
-        if kind is not None or rows is not None:
-            raise ConfigError(
-                "--resume", "continues an existing backfill: name no kind and no rows"
-            )
-        with watched("subjects backfill") as note:
-            count = client_of(how.dsn).resume_backfill(resume, progress=note)
+        count = resumed(resume, kind, rows, how.dsn, "subjects backfill")
         _backfilled(count, how.as_json)
         return
-    if kind is None:
-        raise ConfigError("KIND", "is missing", hint="Name the handler of the subjects.")
-    if rows is None:
-        raise ConfigError("--query", "or --table is needed: give exactly one of them")
+    kind, rows = needed(kind, rows, "Name the handler of the subjects.")
     client = client_of(how.dsn)
     given: dict[str, Any] = {"args": json_object(args, "--args"), **options}
     token = agreed(
