@@ -73,7 +73,8 @@ class JobFilter:
                         name, f"must be ids, not {shown(value)}", hint="For one job: ids=[42]."
                     )
                 value = [
-                    checks.checked_integer(one, "ids", least=0, most=2**63 - 1) for one in value
+                    checks.checked_integer(one, "ids", least=0, most=checks.BIGINT_MAX)
+                    for one in value
                 ]
             elif name in ("enqueued_after", "enqueued_before"):
                 value = checks.instant_text(value, name)

@@ -50,6 +50,8 @@ DELAY_SECONDS_MAX: Final = 100 * 360 * 86_400
 #: The range of the SQL type ``integer``.
 INTEGER_MIN: Final = -(2**31)
 INTEGER_MAX: Final = 2**31 - 1
+#: The largest number of the SQL type ``bigint``.
+BIGINT_MAX: Final = 2**63 - 1
 
 #: What to write instead of the names that Celery and other libraries have for an option.
 INSTEAD: Final = {

@@ -14,7 +14,7 @@ from forebay.model import checks
 RATE_MIN: Final = 0.000001
 #: Of rates, bursts and concurrencies.
 LIMIT_MAX: Final = 1_000_000
-WAITING_MAX: Final = 2**63 - 1
+WAITING_MAX: Final = checks.BIGINT_MAX
 SHARDS_MAX: Final = 64
 DEAD_KEEP_DAYS_MAX: Final = 36_500
 

@@ -44,9 +44,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: value of it at all, as a text that PostgreSQL cannot hold.
 Check = Callable[[Any, str], bool]
 
-#: Beyond it PostgreSQL has no integer.
-BIGINT_MAX: Final = 2**63 - 1
-
 #: Names that annotations use and that a module may import for type checkers only.
 _NAMES: Final[dict[str, Any]] = {
     "Any": Any, "AsyncIterable": AsyncIterable, "AsyncIterator": AsyncIterator,
@@ -381,7 +378,7 @@ def _is_text(value: object, field: str) -> bool:
 def _is_integer(value: object, field: str) -> bool:
     if not isinstance(value, int) or isinstance(value, bool):
         return False
-    if not -BIGINT_MAX <= value <= BIGINT_MAX:
+    if not -checks.BIGINT_MAX <= value <= checks.BIGINT_MAX:
         raise _Refused(field, f"is out of range: {shown(value)}")
     return True
 

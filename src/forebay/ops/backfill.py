@@ -131,7 +131,7 @@ def begin(what: Backfill, key: str | None, chunk: int, token: str | None) -> Ope
 
 def next_chunk(backfill_id: int) -> Operation[BackfillProgress | None]:
     """Return the call that enqueues the next chunk; it returns None when all are done."""
-    number = checks.checked_integer(backfill_id, "backfill_id", least=1, most=2**63 - 1)
+    number = checks.checked_integer(backfill_id, "backfill_id", least=1, most=checks.BIGINT_MAX)
     return Operation(
         _NEXT,
         lambda rows: rows_as(BackfillProgress, rows)[0] if rows else None,

@@ -287,7 +287,7 @@ def _checked(which: DeadFilter) -> dict[str, Any]:
 
 def _redrive_params(which: DeadFilter, limit: int | None, to_group: str | None) -> dict[str, Any]:
     if limit is not None:
-        checks.checked_integer(limit, "limit", least=1, most=2**31 - 1)
+        checks.checked_integer(limit, "limit", least=1, most=checks.INTEGER_MAX)
     return {
         **_checked(which),
         "limit": limit,

@@ -91,4 +91,4 @@ def depth(queue: str | None = None) -> Operation[list[Depth]]:
 
 def checked_id(value: object, field: str) -> int:
     """Return an id; raise ``InvalidJob`` if it does not fit a bigint."""
-    return checks.checked_integer(value, field, least=0, most=2**63 - 1)
+    return checks.checked_integer(value, field, least=0, most=checks.BIGINT_MAX)
