@@ -445,6 +445,38 @@ def test_a_job_that_was_cancelled_for_one_group_and_is_moved_is_subtracted_once(
     agree(conn, jobs)
 
 
+def cancelled_suspect(database: str, conn, key: dict[str, str]) -> None:
+    """A suspect of a paused key is cancelled; the claim that meets it puts it off once more."""
+    with Reader(database, "default") as first, Reader(database, "default") as second:
+        jobs = [enqueue(conn, **key) for _ in range(2)]
+        assert first.claim_ready(1).job_ids == jobs[:1]
+        assert first.revoked_by(conn) == 1
+        pause = "select forebay.pause_key('default', {} => %s)".format(*key)
+        assert one(conn, pause, *key.values())
+        shift_clock(conn, 6)
+        one(conn, "select forebay.promote_v1()")
+        assert one(conn, "select forebay.cancel(%s)", jobs[0]) == "cancelled"
+        assert second.claim_all() == []
+        agree(conn, jobs)
+        renewed(conn)
+        shift_clock(conn, 20)
+        one(conn, "select forebay.promote_v1()")
+        agree(conn, jobs)
+
+
+@pytest.mark.parametrize("key", [{"ordering_key": "k"}, {"limit_key": "k"}])
+def test_a_cancelled_suspect_that_is_put_off_does_not_wait(database, conn, key):
+    """Neither as a scheduled or retrying job, nor as a ready one."""
+    cancelled_suspect(database, conn, key)
+
+
+def test_a_cancelled_suspect_that_is_put_off_waits_if_it_is_not_withdrawn_again(database, conn):
+    """The cancellation has found no row that waits for its time."""
+    break_function(database, "_continue_job", ("perform forebay._withdraw_again", "-- "))
+    with violation():
+        cancelled_suspect(database, conn, {"ordering_key": "k"})
+
+
 def test_a_clock_that_is_set_back_does_not_bring_back_withdrawn_jobs(conn):
     """Rows that were promoted are deleted then, and so is what tells of them."""
     open_group(conn, "default")

@@ -16,6 +16,21 @@ end
 $$;
 
 
+-- Withdraw the deferred row that this transaction has written for a job that may have been cancelled or replaced before: a claim that cannot
+-- take a suspect yet, for example, does not look at its cancellation. To withdraw a row twice changes nothing.
+create function forebay._withdraw_again(p_job_id bigint) returns void
+language plpgsql volatile
+-- planner: indexed
+as $$
+begin
+    if pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        perform forebay._withdraw(array[p_job_id], t.group_id)
+        from (select distinct i.group_id from forebay.tombstone i where i.job_id = p_job_id and i.reason in ('c', 'r')) t;
+    end if;
+end
+$$;
+
+
 -- Record that deferred rows were promoted or moved. Arrays belong together.
 create function forebay._record_left(p_lanes bigint[], p_xids xid8[], p_states text[], p_kinds text[], p_tags text[]) returns void
 language plpgsql volatile
