@@ -51,7 +51,8 @@ class Search:
 
     async def close(self) -> None:
         for task in self._running:
-            task.cancel()
+            if not task.cancelling():  # A second one would interrupt the cancellation of its query.
+                task.cancel()
         await self._pool.close(timeout=1.0)
 
     async def ids(self, words: str) -> list[int]:

@@ -26,8 +26,10 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 PER_SECOND = 500
-#: What is left of a backlog that counts as drained: what arrives in half a second.
-REST = PER_SECOND // 2
+#: In the short run: other tests share the machine, and a drain has to catch up with the producer.
+PER_SECOND_BESIDE_OTHERS = 100
+#: What is left of a backlog that counts as drained.
+REST = 250
 
 
 @dataclass
@@ -188,9 +190,10 @@ def test_producers_do_not_notice_an_outage_and_the_backlog_drains(
     else:
         server = request.getfixturevalue("rabbitmq_server")
         opened = rabbitmq_broker(server, far_name, hangs=hangs)
+    per_second = PER_SECOND if is_measured else PER_SECOND_BESIDE_OTHERS
     with (
         opened as broker,
-        SteadyProducer(database, tmp_path / "commits", PER_SECOND, "orders") as producer,
+        SteadyProducer(database, tmp_path / "commits", per_second, "orders") as producer,
     ):
         drains = {"orders": {"sink": broker.sink, "config": broker.config}}
         workers.start(
@@ -235,10 +238,10 @@ def test_producers_do_not_notice_an_outage_and_the_backlog_drains(
         )
         assert set(arrived) == {commit.number for commit in commits}
         assert waiting >= 0.8 * len(during)
-        assert len(during) >= 0.8 * PER_SECOND * outage
+        assert len(during) >= 0.8 * per_second * outage
         if is_measured:
             assert ratio <= 1.5
-            assert rate >= 5 * PER_SECOND
+            assert rate >= 5 * per_second
 
 
 # --- six sinks in one process ---

@@ -119,6 +119,8 @@ def pushes_of_the_same_subjects(dsn: str, seed: int, seconds: float) -> int:
                 call = rng.choice(
                     ["push_subjects(%s)", "push_subjects(%s)", "upsert_subjects(%s, true)"]
                 )
+                # Others are new at each call, and sessions wait for who creates them.
+                first = calls["committed"]
                 items = [
                     {
                         "kind": "work",
@@ -126,7 +128,7 @@ def pushes_of_the_same_subjects(dsn: str, seed: int, seconds: float) -> int:
                         "subject": f"s{name}",
                         "delay": rng.choice([0, 9]),
                     }
-                    for name in rng.sample(range(KEYS), 9)
+                    for name in rng.sample(range(first, first + KEYS), 9)
                 ]
                 conn.execute(f"select * from forebay.{call}", [json.dumps(items)])
                 time.sleep(0.002 * rng.random())
