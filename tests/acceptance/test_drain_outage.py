@@ -241,7 +241,8 @@ def test_producers_do_not_notice_an_outage_and_the_backlog_drains(
         assert len(during) >= 0.8 * per_second * outage
         if is_measured:
             assert ratio <= 1.5
-            assert rate >= 5 * per_second
+            # Beside what still comes: the backlog is gone in half the time in which it arose.
+            assert rate >= 2 * per_second
 
 
 # --- six sinks in one process ---
