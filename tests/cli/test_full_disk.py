@@ -1,11 +1,13 @@
 """The disk of the database is full: each screen says so, and that it is over."""
 
+import json
+
 import psycopg
 import pytest
 
 import forebay
 from forebay.watch.metrics import Exporter
-from tests.support.engine import connect, enqueue, one, sqlstate
+from tests.support.engine import connect, enqueue, one, sqlstate, state
 from tests.support.mutant import break_function, violation
 
 pytestmark = pytest.mark.usual("a tablespace of the test's own")
@@ -111,6 +113,106 @@ def test_what_a_person_can_do_on_a_full_disk(small_disk, command):
         small_disk.free()
         one(conn, "select forebay.truncate_queue('new')")
         assert one(conn, "select forebay.resume_queue('mail')") == 1
+
+
+def check_later(conn, minutes: int) -> None:
+    """Let a check of the alerts run this much later: it samples the sizes each quarter-hour."""
+    conn.execute("update forebay.space_sample set at = at - make_interval(mins => %s)", [minutes])
+    conn.execute(
+        "update forebay.alert_check set ballast_released_at = ballast_released_at"
+        " - make_interval(mins => %s)",
+        [minutes],
+    )
+    conn.execute("select from forebay.record_alerts_v1('[]')")
+
+
+def ballast(conn) -> int:
+    """Return the megabytes that are kept for a full disk."""
+    return round(one(conn, "select pg_relation_size('forebay.ballast')") / 1e6)
+
+
+def filled(conn) -> None:
+    """Let the checks of two hours keep the room."""
+    conn.execute("select from forebay.record_alerts_v1('[]')")
+    for _ in range(8):
+        check_later(conn, 16)
+    assert ballast(conn) == 16
+
+
+def room_is_made(small_disk, command) -> None:
+    """On a full disk the room that was kept lets a person pause, cancel, purge and shorten
+    retention, though producers have used up every page.
+    """
+    dsn = small_disk.dsn
+    with connect(dsn) as conn:
+        jobs = [enqueue(conn, queue="new") for _ in range(2000)]
+        filled(conn)
+        small_disk.fill()
+        enqueue_until_refused(conn)
+        assert sqlstate(conn, "select forebay.pause_queue('new')") == "53100"
+        assert "→ forebay release-ballast\n" in ask(small_disk, command, "status").out
+        answer = ask(small_disk, command, "doctor")
+        assert "`forebay release-ballast` releases 16 MB" in " ".join(answer.out.split())
+        answer = ask(small_disk, command, "release-ballast")
+        assert answer.out == "released 16 MB: now pause what writes, then delete\n"
+        assert ask(small_disk, command, "queues", "pause", "new").code == 0
+        answer = ask(small_disk, command, "queues", "purge", "new", "--yes")
+        assert answer.code == 0, answer.out + answer.err
+        assert state(conn, jobs[-1]) == "cancelled"
+        conn.execute("select forebay.configure('retention_days', 1)")
+
+
+def test_the_room_that_is_kept_lets_a_person_act_on_a_full_disk(small_disk, command):
+    """No page of any other table is free."""
+    room_is_made(small_disk, command)
+
+
+def test_without_it_a_person_cannot(small_disk, command):
+    """The same where the release frees no page."""
+    break_function(small_disk.dsn, "release_ballast", ("truncate forebay.ballast;", ""))
+    with violation():
+        room_is_made(small_disk, command)
+
+
+def test_the_room_is_kept_from_the_second_hour_on_and_an_hour_after_its_release(
+    database, conn, command
+):
+    """In steps of 4 MB, and not in the sizes that alerts compare."""
+    assert command("release-ballast", "--dsn", database).out.startswith("no room is kept")
+    conn.execute("select from forebay.record_alerts_v1('[]')")
+    kept = []
+    for _ in range(8):
+        check_later(conn, 16)
+        kept.append(ballast(conn))
+    assert kept == [0, 0, 0, 4, 8, 12, 16, 16]
+    space = one(conn, "select forebay.measurements() -> 'space'")
+    assert round(space["ballast_bytes"] / 1e6) == 16
+    assert space["database_bytes"] < one(conn, "select pg_database_size(current_database())")
+    assert space["growth_bytes"] < 20e6
+    answer = command("release-ballast", "--json", "--dsn", database)
+    assert 16e6 < json.loads(answer.out)["released_bytes"] < 16.1e6
+    assert "ballast.release" in command("events", "list", "--dsn", database).out
+    kept = []
+    for _ in range(5):
+        check_later(conn, 16)
+        kept.append(ballast(conn))
+    assert kept == [0, 0, 0, 4, 8]
+
+
+def test_a_dump_that_reads_the_room_keeps_it(database, conn, command):
+    """The release says so, and does not wait; a check of the alerts adds nothing, and is done."""
+    filled(conn)
+    with psycopg.connect(database) as dump:
+        dump.execute("select count(*) from forebay.ballast")
+        answer = command("release-ballast", "--dsn", database)
+        assert answer.code != 0
+        assert "another session uses the table forebay.ballast" in answer.err
+        assert "Traceback" not in answer.err
+        check_later(conn, 16)
+    with psycopg.connect(database) as other:
+        other.execute("lock table forebay.ballast in access exclusive mode")
+        check_later(conn, 16)
+    assert command("release-ballast", "--dsn", database).code == 0
 
 
 def test_the_size_has_a_limit_that_one_can_set(database, conn, command):

@@ -11,6 +11,7 @@ from forebay.cli.options import Dsn, Json, Queue
 from forebay.cli.output import ago, print_json, table
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
+from forebay.model.text import human_bytes
 
 if TYPE_CHECKING:
     from forebay.cli.text import Console
@@ -44,6 +45,22 @@ def alerts(
         _print(console(), found.alerts, found.pending if pending else [])
     if found.alerts:
         raise SystemExit(ExitCode.FAILED)
+
+
+def release_ballast(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Release the room that is kept for a full disk.
+
+    The checks of the alerts keep 16 MB in the database. On a full disk that is enough to
+    pause queues, to cancel and to purge jobs, and to shorten retention. Producers and
+    workers use it up too. The checks fill it again from an hour later on.
+    """
+    released = client_of(dsn).release_ballast()
+    if as_json:
+        print_json({"released_bytes": released})
+    elif released:
+        console().print(f"released {human_bytes(released)}: now pause what writes, then delete")
+    else:
+        console().print("no room is kept: free some on the disk, outside of the database")
 
 
 @commands.add("list")

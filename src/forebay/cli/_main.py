@@ -65,6 +65,8 @@ _BUILT_IN: Final = {
         "Watch queues, workers, keys that wait and alerts live."),
     "alerts": ("_alerts:alerts", _OPERATE,
         "Check the alerts, and list those that fire."),
+    "release-ballast": ("_alerts:release_ballast", _OPERATE,
+        "Release the room that is kept for a full disk."),
     "metrics": ("_metrics:metrics", _OPERATE,
         "Print the metrics of the database for Prometheus, or serve them."),
     "stats": ("_stats:stats", _OPERATE,

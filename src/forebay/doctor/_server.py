@@ -314,6 +314,8 @@ def _settings(judge: Any) -> Operation[list[Finding]]:
         f" select {_UNLOGGED}, c.relname::text, ''"
         " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where n.nspname = 'forebay' and c.relpersistence = 'u' and c.relkind in ('r', 'p', 'S')"
+        # It means nothing, and may be lost.
+        " and c.relname <> 'ballast'"
         " order by 1, 2, 3",
         lambda rows: judge(
             {name: value for part, name, value in rows if part == 0},

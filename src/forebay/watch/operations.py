@@ -122,6 +122,11 @@ def alerts(*, with_pending: bool = False) -> Operation[list[Alert]]:
     )
 
 
+def release_ballast() -> Operation[int]:
+    """Return the call that gives back the room kept for a full disk; its result is in bytes."""
+    return Operation("select forebay.release_ballast()", scalar)
+
+
 def set_threshold(
     name: str, value: float | None, *, queue: str | None = None, tag: str | None = None
 ) -> Operation[float | None]:

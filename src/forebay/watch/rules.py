@@ -22,6 +22,7 @@ from forebay.policy.cron import Timing
 from forebay.policy.keys import next_probe
 from forebay.policy.retry import human_duration
 from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
+from forebay.watch.write_hints import write_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -549,14 +550,6 @@ def _of_export(watched: Watched, export: Mapping[str, Any]) -> Iterator[Alert]:
         )
 
 
-#: What mends a write that fails, by SQLSTATE.
-_WRITE_HINTS: Final = {
-    "53100": "Free room on the disk of the database server, or enlarge it; deleting jobs needs room"
-    " itself: `df -h` there.",
-    "25006": "Connect to the primary, or promote this server: `select pg_promote();`",
-}
-
-
 def _of_space(watched: Watched) -> Iterator[Alert]:
     """Whether a write succeeds, and the size of the database against its limit, if it has one."""
     failed = watched.data.get("write_failed")
@@ -565,9 +558,7 @@ def _of_space(watched: Watched) -> Iterator[Alert]:
             code="writes",
             severity="error",
             problem=f"every write fails: {failed['message']} (SQLSTATE {failed['sqlstate']})",
-            hint=_WRITE_HINTS.get(
-                failed["sqlstate"], "See the log of the database server, and `forebay doctor`."
-            ),
+            hint=write_hint(failed["sqlstate"], watched.data["space"]["ballast_bytes"]),
         )
     most, space = watched.threshold("database_bytes_most"), watched.data["space"]
     size, growth = space["database_bytes"], space["growth_bytes"] or 0.0

@@ -39,6 +39,21 @@ class Alerts(ClientBase):
         data = self._run(conn, operations.measurements())
         return self._run(conn, operations.record_alerts(alerts_of_all(data)))
 
+    def release_ballast(self, *, conn: SyncConnection | None = None) -> int:
+        """Give back the room that the checks of the alerts keep for a full disk.
+
+        Return the number of bytes, about 16 MB; 0 if nothing is kept. It is enough to pause, to
+        cancel and to purge. The checks fill it again from an hour later on.
+
+        Args:
+            conn: the connection to use; the room is free when its transaction has committed.
+
+        Raises:
+            DatabaseUnavailable: another session uses the room, such as a dump; with a connection
+                of the caller, the driver's own error.
+        """
+        return self._run(conn, operations.release_ballast())
+
     def set_threshold(
         self,
         name: str,

@@ -19,7 +19,8 @@ comment on table forebay.alert is 'Conditions of alerts; read them with forebay.
 -- The last check, one row.
 create table forebay.alert_check (
     one        boolean primary key default true check (one),
-    checked_at timestamptz not null
+    checked_at timestamptz not null,
+    ballast_released_at timestamptz       -- see forebay.release_ballast(); null: never
 ) with (fillfactor = 50);
 
 -- Thresholds that differ from the defaults.
@@ -42,4 +43,10 @@ create table forebay.space_sample (
 -- Always empty; see forebay.probe_write().
 create table forebay.write_probe (
     one boolean primary key default true check (one)
+);
+
+-- Room that an operator can release on a full disk: rows of a page each. Neither the WAL nor a replica has it, and after a crash of the server
+-- it is empty.
+create unlogged table forebay.ballast (
+    filler text storage plain not null
 );

@@ -367,7 +367,7 @@ language sql stable
 -- planner: indexed
 as $$
     select jsonb_build_object(
-               'log_bytes', n.log_bytes, 'schema_bytes', n.schema_bytes, 'database_bytes', n.database_bytes,
+               'log_bytes', n.log_bytes, 'schema_bytes', n.schema_bytes, 'database_bytes', n.database_bytes, 'ballast_bytes', n.ballast_bytes,
                'growth_bytes', (n.database_bytes - b.database_bytes) / extract(epoch from p_now - b.at) * 86400)
     from forebay._space(p_now - interval '1 hour') n
     left join lateral (select i.at, i.database_bytes from forebay.space_sample i
@@ -375,20 +375,26 @@ as $$
 $$;
 
 
--- The sizes of the log, of the schema with the log, and of the database; the latter continues from a sample that is not older than p_fresh.
-create function forebay._space(p_fresh timestamptz, out log_bytes bigint, out schema_bytes bigint, out database_bytes bigint)
+-- The sizes of the log, of the schema with the log, and of the database, each without the ballast; and of the ballast. That of the database
+-- continues from a sample that is not older than p_fresh.
+create function forebay._space(p_fresh timestamptz, out log_bytes bigint, out schema_bytes bigint, out database_bytes bigint, out ballast_bytes bigint)
 language sql stable
 -- planner: indexed
 as $$
-    select coalesce(sum(s.bytes) filter (where s.is_log), 0)::bigint, coalesce(sum(s.bytes), 0)::bigint,
+    select t.log_bytes, t.schema_bytes,
            coalesce((select i.database_bytes - i.schema_bytes from forebay.space_sample i where i.at >= p_fresh order by i.at desc limit 1)
-                        + coalesce(sum(s.bytes), 0)::bigint,
-                    case when has_database_privilege(current_database(), 'connect') then pg_database_size(current_database()) end)
-    from (select pg_total_relation_size(c.oid) as bytes, c.relname ~ '^log_[0-9]+$' as is_log
-          from pg_class c
-          where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'm')
-            and c.oid <> all (array(select l.relation from pg_locks l
-                                    where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock' and l.granted and l.pid <> pg_backend_pid()))
-          -- So that the size of a table is found once, and not for each sum.
-          offset 0) s
+                        + t.schema_bytes,
+                    case when has_database_privilege(current_database(), 'connect') then pg_database_size(current_database()) - t.ballast_bytes end),
+           t.ballast_bytes
+    from (select coalesce(sum(s.bytes) filter (where s.name ~ '^log_[0-9]+$'), 0)::bigint as log_bytes,
+                 coalesce(sum(s.bytes) filter (where s.name <> 'ballast'), 0)::bigint as schema_bytes,
+                 coalesce(sum(s.bytes) filter (where s.name = 'ballast'), 0)::bigint as ballast_bytes
+          from (select pg_total_relation_size(c.oid) as bytes, c.relname as name
+                from pg_class c
+                where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'm')
+                  and c.oid <> all (array(select l.relation from pg_locks l
+                                          where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock' and l.granted
+                                            and l.pid <> pg_backend_pid()))
+                -- So that the size of a table is found once, and not for each sum.
+                offset 0) s) t
 $$;

@@ -100,7 +100,7 @@ end
 $$;
 
 
--- Append the sizes if the last sample is a quarter of an hour old, and delete those of the day before yesterday.
+-- Append the sizes if the last sample is a quarter of an hour old, delete those of the day before yesterday, and add to the ballast.
 create function forebay._sample_space(p_now timestamptz) returns void
 language plpgsql volatile
 as $$
@@ -111,5 +111,6 @@ begin
     insert into forebay.space_sample (at, log_bytes, schema_bytes, database_bytes)
     select p_now, n.log_bytes, n.schema_bytes, n.database_bytes from forebay._space('infinity') n;
     delete from forebay.space_sample i where i.at < p_now - interval '2 days';
+    perform forebay._keep_ballast(p_now);
 end
 $$;
