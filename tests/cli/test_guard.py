@@ -434,6 +434,13 @@ def test_a_rule_that_is_not_clear_is_refused(forebay, arguments):
     assert answer.err.startswith("error: ")
 
 
+def test_the_last_line_says_what_is_left_alone(command, database):
+    """With the limit by which it is young, and that nothing happens to it."""
+    with holding(database):
+        answer = command("guard", "--dsn", database, "--older-than", "1h")
+    assert "1 not yet older than 1 h: left alone" in answer.out
+
+
 def test_terminate_ends_what_is_older_than_the_limit_and_nothing_else(guard, conn, database):
     """
     A session that is idle in its transaction, and one at work.

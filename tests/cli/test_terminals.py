@@ -9,6 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from forebay.cli.exit import print_error
+from forebay.errors import ForebayError
+
 PROGRAM = [sys.executable, "-m", "forebay"]
 
 
@@ -63,6 +66,25 @@ def test_an_argument_that_is_not_utf_8_is_wrong_usage(job):
         assert answer.returncode == 2
         assert b"is not UTF-8" in answer.stderr
         assert b"Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("columns", ["40", "80", None])
+def test_no_detail_of_an_error_is_cut(capsys, monkeypatch, columns):
+    """
+    However narrow the terminal is, and where there is none: each word of a detail of many lines.
+    """
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    words = [f"word{number}" for number in range(400)]
+    lines = "\n".join(" ".join(words[at : at + 50]) for at in range(0, 400, 50))
+    print_error(ForebayError("bad", detail=f"{lines}\n{'x' * 300}", hint=" ".join(words)))
+    printed = capsys.readouterr().err
+    said, _, hint = printed.partition("hint: ")
+    assert said.split()[2:402] == words
+    assert hint.split() == words
+    assert "".join(said.split()).endswith("x" * 300)
 
 
 @pytest.mark.slow

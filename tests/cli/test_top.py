@@ -7,6 +7,7 @@ from bisect import bisect_left
 import pytest
 from rich.cells import cell_len
 
+from forebay.cli._top_screen import View, screen
 from forebay.model.stats import STATS_BOUNDS
 from forebay.watch.top import Reads, percentile
 from tests.support.engine import Reader, enqueue, one
@@ -191,3 +192,18 @@ def test_the_head_shows_what_holds_and_what_is_over():
         ("unserved mail", "holds", 910.0),
         ("A2 mail", "ending", 900.0),
     ]
+
+
+def test_the_head_counts_no_slots_of_deliverers():
+    """
+    One has hundreds, beside which those of workers would not be seen.
+    """
+    worker = {
+        "worker": "a", "group": "default", "app": None, "running": 3, "concurrency": 10,
+        "delivers": False, "is_alive": True, "heartbeat_at": 999.0, "memory_bytes": None,
+        "schedules": False, "kinds": [],
+    }  # fmt: skip
+    deliverer = {**worker, "worker": "d", "running": 40, "concurrency": 400, "delivers": True}
+    overview = Reads().add({**_data(1000.0), "workers": [worker, deliverer]}, [])
+    (head, *_) = screen(overview, View(every=2.0), 80, 24).plain.splitlines()
+    assert head.endswith("1 queue, 1 worker, 3/10 slots")

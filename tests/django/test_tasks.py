@@ -102,6 +102,19 @@ def test_a_failed_task_is_a_dead_letter(tasks):
     assert letter.kind.endswith("tasks.failing")
 
 
+def test_a_task_that_returns_what_has_not_run_has_failed(tasks):
+    """
+    A coroutine that nobody awaited: nothing ran, so it is no success.
+    """
+    result = tasks.not_run.enqueue()
+    work()
+    result.refresh()
+    assert result.status == TaskResultStatus.FAILED
+    assert result.errors[0].exception_class is TypeError
+    assert "nothing need have run" in result.errors[0].traceback
+    assert tasks.ran == []
+
+
 def test_what_is_no_task_has_no_result(tasks):
     """
     An unknown number, no number, another task's, a job that is none.

@@ -15,6 +15,7 @@ from forebay.sinks.redis import RedisList, RedisStream
 from forebay.testing import LyingSink
 from tests.support.drains import draining, enqueue
 from tests.support.engine import enqueue_many
+from tests.support.mutant import break_function
 from tests.support.waiting import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -139,6 +140,42 @@ async def test_what_the_log_has_no_longer_is_lost_and_said_to_be(
         )
         found = await audited(app, database, stream)
         assert (found.lost, found.resent) == (3, 2)
+
+
+async def erased_and_lost(app, database, conn, stream, redis_server, far_name) -> list[bytes]:
+    """Let the far side lose three messages, one of which was erased here, and audit; return what
+    was sent again.
+    """
+    enqueue(conn, 3)
+    async with draining(declared(app, stream), database):
+        await kept(conn, 3)
+        before = "select enqueued_at from forebay.result order by job_id limit 1 offset 1"
+        erase = f"select redacted from forebay.redact_queue('orders', before => ({before}))"
+        assert conn.execute(erase).fetchone() == (1,)
+        with redis.Redis.from_url(f"redis://{redis_server}") as far:
+            far.delete(far_name)
+        await audited(app, database, stream)
+        await kept(conn, 3)
+    return sorted(numbers(redis_server, far_name))
+
+
+async def test_what_was_erased_is_not_sent_again(
+    app, database, conn, stream, redis_server, far_name
+):
+    """The erased message would have no contents."""
+    sent = await erased_and_lost(app, database, conn, stream, redis_server, far_name)
+    assert sent == [b'{"n":1}', b'{"n":2}']
+
+
+async def test_without_the_mark_it_would_be_sent_with_no_contents(
+    app, database, conn, stream, redis_server, far_name
+):
+    """The guard of the test above."""
+    break_function(
+        database, "resend_v1", ("not coalesce(j.headers ? ''forebay-redacted'', false)", "true")
+    )
+    sent = await erased_and_lost(app, database, conn, stream, redis_server, far_name)
+    assert b"{}" in sent
 
 
 @pytest.mark.slow

@@ -127,6 +127,14 @@ def a_result(outage_run, **values):
     return outage_run.Result(**good | values)
 
 
+@pytest.mark.parametrize(("before", "limit"), [(10.0, 500), (50.0, 500), (80.0, 800)])
+def test_on_a_slow_machine_the_limit_is_ten_times_what_it_was_before(outage_run, before, limit):
+    """
+    Nothing is said about a machine on which each write takes so long without an outage.
+    """
+    assert outage_run.limit_of(before) == limit
+
+
 def test_a_broken_promise_is_not_a_success(outage_run):
     """
     Each number that must be 0, no recovery, and an outage that nothing noticed.

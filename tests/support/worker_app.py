@@ -13,6 +13,7 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -212,6 +213,11 @@ def in_process(ctx: forebay.Context, entry: int, seconds: float = 0) -> dict[str
     ctx.wait_cancelled(seconds)
     ctx.raise_if_cancelled()
     return {"pid": os.getpid()}
+
+
+@app.job(executor="process")
+def not_run_in_process(entry: int) -> Any:
+    return asyncio.sleep(entry)
 
 
 @app.job(executor="process", timeout=3)

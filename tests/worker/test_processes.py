@@ -38,6 +38,17 @@ def test_each_call_runs_in_a_process_that_is_used_again(conn, workers, effects):
     assert app.handle(jobs[0]).result(0) == {"pid": pids.pop()}
 
 
+@pytest.mark.slow
+def test_a_handler_in_a_process_that_returns_what_has_not_run_has_failed(conn, workers):
+    """
+    The child looks at it as the worker does.
+    """
+    workers.start(concurrency=1)
+    job = put(conn, "not_run_in_process", 1)
+    wait_for(lambda: state(conn, job) == "dead", 30, lambda: workers.logs)
+    assert errors(conn, job) == ["TypeError"]
+
+
 @pytest.mark.parametrize("how", ["C code", "busy loop"])
 @pytest.mark.slow
 def test_at_the_timeout_the_process_is_killed(conn, workers, effects, how):

@@ -65,6 +65,11 @@ _LEFT_SECONDS = 6.0
 _CATCH_UP_SECONDS_MAX = 120.0
 
 
+def limit_of(before: float) -> int:
+    """Return the p99 in ms up to which no request waited for the index; ``before``: the outage."""
+    return round(max(_P99_MS_MAX, _P99_RATIO_MAX * before))
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result; the names are those of the line of JSON.
@@ -385,7 +390,7 @@ class _Outage:
             failed_writes=len(writes) - done,
             lost_writes=done - self._ledger.writes(),
             deadline_ms=_DEADLINE_MS,
-            limit_ms=round(max(_P99_MS_MAX, _P99_RATIO_MAX * before)),
+            limit_ms=limit_of(before),
             write_p99_ms_before=before,
             write_p99_ms_during=percentile(record.during(writes), 0.99),
             write_p99_ms_after=percentile(record.after(writes), 0.99),

@@ -28,3 +28,8 @@ def with_context(context, text):
 @task
 def failing():
     raise ValueError("no such user")
+
+
+@task
+def not_run():
+    return add_later.func(1)
