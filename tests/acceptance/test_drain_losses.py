@@ -30,9 +30,17 @@ from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
-MANY = pytest.param(200_000, marks=pytest.mark.nightly)
-#: Without a proof messages are lost. One test of them shows in CI that these tests see it.
-CONTROL = pytest.param(False, marks=pytest.mark.nightly)
+
+def runs(many: int, *, has_control_in_ci: bool = False) -> list:
+    """Return how many messages are sent, and whether the drain looks for a proof: few, many, and
+    few without, which are lost. One control shows in CI that these tests see it.
+    """
+    control = () if has_control_in_ci else pytest.mark.nightly
+    return [
+        pytest.param(3_000, True, id="few"),
+        pytest.param(many, True, id="many", marks=pytest.mark.nightly),
+        pytest.param(3_000, False, id="control", marks=control),
+    ]
 
 
 def stage(conn, count):
@@ -67,8 +75,7 @@ def lost(conn):
     return conn.execute(query).fetchone()[0]
 
 
-@pytest.mark.parametrize("verify", [True, False], ids=["verify", "control"])
-@pytest.mark.parametrize("count", [3_000, MANY])
+@pytest.mark.parametrize(("count", "verify"), runs(200_000, has_control_in_ci=True))
 async def test_a_stream_that_drops_what_it_accepted(
     database, conn, redis_server, far_name, count, verify
 ):
@@ -87,8 +94,7 @@ async def test_a_stream_that_drops_what_it_accepted(
         assert lost(conn) == 0
 
 
-@pytest.mark.parametrize("verify", [True, CONTROL], ids=["verify", "control"])
-@pytest.mark.parametrize("count", [3_000, MANY])
+@pytest.mark.parametrize(("count", "verify"), runs(50_000))
 async def test_another_database_behind_something_that_drops(
     database, conn, server, template, count, verify
 ):
@@ -147,8 +153,7 @@ class ForgetfulStream(JetStream):
         ]
 
 
-@pytest.mark.parametrize("verify", [True, CONTROL], ids=["verify", "control"])
-@pytest.mark.parametrize("count", [3_000, MANY])
+@pytest.mark.parametrize(("count", "verify"), runs(50_000))
 async def test_a_stream_that_loses_messages_whose_ids_it_still_knows(
     database, conn, nats_server, far_name, count, verify
 ):
@@ -176,8 +181,7 @@ async def test_a_stream_that_loses_messages_whose_ids_it_still_knows(
         assert lost(conn) == 0
 
 
-@pytest.mark.parametrize("audit", [True, CONTROL], ids=["audit", "control"])
-@pytest.mark.parametrize("count", [3_000, MANY])
+@pytest.mark.parametrize(("count", "audit"), runs(30_000))
 async def test_a_broker_that_is_killed_and_forgets_everything(
     database, conn, tmp_path, far_name, count, audit
 ):
