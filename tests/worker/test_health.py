@@ -1,9 +1,11 @@
 """Probes of a worker: right at each stage of its life, and reports to systemd."""
 
 import contextlib
+import gc
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from forebay.cli.exit import ExitCode
 from forebay.upgrade.migrate import migrate
 from tests.support.engine import connect, enqueue, state
+from tests.support.fix_worker import run_until_idle
 from tests.support.probe import ANYWHERE, address_of, is_ready, probe
 from tests.support.waiting import wait_for
 from tests.support.worker_process import crew
@@ -210,6 +213,21 @@ def systemd(request, tmp_path_factory) -> Iterator[Systemd]:
     found = Systemd(path, is_abstract=request.param == "abstract")
     yield found
     found.socket.close()
+
+
+@pytest.mark.anyio
+async def test_a_worker_closes_the_socket_of_its_reports(app, conn, systemd, monkeypatch):
+    """
+    A process may run one worker after another.
+    """
+    app.job(name="work")(lambda: None)
+    monkeypatch.setenv("NOTIFY_SOCKET", systemd.variable)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        await run_until_idle(app)
+        gc.collect()
+    assert "STOPPING=1" in systemd.read()
+    assert [str(one.message) for one in caught if one.category is ResourceWarning] == []
 
 
 def test_systemd_hears_ready_signs_of_life_and_stopping(workers, conn, systemd):

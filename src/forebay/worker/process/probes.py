@@ -150,6 +150,8 @@ class Probes:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
         self._thread.join(1.0)
+        if self._reports is not None:
+            self._reports.close()
         if self._listener is not None:
             self._listener.close()
         if self._file:
@@ -232,7 +234,7 @@ class Reports:
     """Reports to systemd by the protocol of sd_notify(3): ready, stopping, a status line, and the
     watchdog.
 
-    The watchdog gets its sign of life only while the worker is live.
+    Owns a socket. The watchdog gets its sign of life only while the worker is live.
 
     Args:
         address: the socket of systemd; an ``@`` at its beginning stands for the abstract namespace.
@@ -259,6 +261,10 @@ class Reports:
         is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         seconds = int(micros) / 1e6 if micros.isdecimal() and is_ours else None
         return cls(address, seconds or None)
+
+    def close(self) -> None:
+        """Close the socket; later reports are not sent."""
+        self._socket.close()
 
     def send(self, health: Health) -> None:
         """Report what is new."""

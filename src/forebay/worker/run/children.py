@@ -422,7 +422,13 @@ class Children:
             raise
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()  # The child ends when it reads the end of its socket.
+            if crash is not None:
+                crash.close()
+            raise
         child = Child(process, reader, writer, ours, crash)
         self._keep_until_done(asyncio.create_task(child.hang_up()))
         child.send(self._start)
