@@ -14,7 +14,7 @@ ADDRESSES = ["host='", "postgresql://ann:s3cr3t/@127.0.0.1:1/shop"]
 
 COMMANDS = [
     ["adopt", "--resume"], ["alerts"], ["bundle"], ["dead", "list"], ["doctor"], ["events", "list"],
-    ["guard"], ["jobs", "list"], ["metrics"], ["migrate"], ["queues", "list"], ["release-ballast"],
+    ["guard"], ["jobs", "list"], ["metrics"], ["migrate"], ["queues", "list"], ["drop-ballast"],
     ["stats"], ["status"], ["thresholds", "list"], ["top", "--once"], ["where", "1"],
     ["worker", "tests.support.worker_app:app"], ["workers", "list"],
 ]  # fmt: skip

@@ -150,10 +150,10 @@ def room_is_made(small_disk, command) -> None:
         small_disk.fill()
         enqueue_until_refused(conn)
         assert sqlstate(conn, "select forebay.pause_queue('new')") == "53100"
-        assert "→ forebay release-ballast\n" in ask(small_disk, command, "status").out
+        assert "→ forebay drop-ballast\n" in ask(small_disk, command, "status").out
         answer = ask(small_disk, command, "doctor")
-        assert "`forebay release-ballast` releases 16 MB" in " ".join(answer.out.split())
-        answer = ask(small_disk, command, "release-ballast")
+        assert "`forebay drop-ballast` releases 16 MB" in " ".join(answer.out.split())
+        answer = ask(small_disk, command, "drop-ballast")
         assert answer.out == "released 16 MB: now pause what writes, then delete\n"
         assert ask(small_disk, command, "queues", "pause", "new").code == 0
         answer = ask(small_disk, command, "queues", "purge", "new", "--yes")
@@ -169,7 +169,7 @@ def test_the_room_that_is_kept_lets_a_person_act_on_a_full_disk(small_disk, comm
 
 def test_without_it_a_person_cannot(small_disk, command):
     """The same where the release frees no page."""
-    break_function(small_disk.dsn, "release_ballast", ("truncate forebay.ballast;", ""))
+    break_function(small_disk.dsn, "drop_ballast", ("truncate forebay.ballast;", ""))
     with violation():
         room_is_made(small_disk, command)
 
@@ -178,7 +178,7 @@ def test_the_room_is_kept_from_the_second_hour_on_and_an_hour_after_its_release(
     database, conn, command
 ):
     """In steps of 4 MB, and not in the sizes that alerts compare."""
-    assert command("release-ballast", "--dsn", database).out.startswith("no room is kept")
+    assert command("drop-ballast", "--dsn", database).out.startswith("no room is kept")
     conn.execute("select from forebay.record_alerts_v1('[]')")
     kept = []
     for _ in range(8):
@@ -189,9 +189,9 @@ def test_the_room_is_kept_from_the_second_hour_on_and_an_hour_after_its_release(
     assert round(space["ballast_bytes"] / 1e6) == 16
     assert space["database_bytes"] < one(conn, "select pg_database_size(current_database())")
     assert space["growth_bytes"] < 20e6
-    answer = command("release-ballast", "--json", "--dsn", database)
+    answer = command("drop-ballast", "--json", "--dsn", database)
     assert 16e6 < json.loads(answer.out)["released_bytes"] < 16.1e6
-    assert "ballast.release" in command("events", "list", "--dsn", database).out
+    assert "ballast.drop" in command("events", "list", "--dsn", database).out
     kept = []
     for _ in range(5):
         check_later(conn, 16)
@@ -204,7 +204,7 @@ def test_a_dump_that_reads_the_room_keeps_it(database, conn, command):
     filled(conn)
     with psycopg.connect(database) as dump:
         dump.execute("select count(*) from forebay.ballast")
-        answer = command("release-ballast", "--dsn", database)
+        answer = command("drop-ballast", "--dsn", database)
         assert answer.code != 0
         assert "another session uses the table forebay.ballast" in answer.err
         assert "Traceback" not in answer.err
@@ -212,7 +212,7 @@ def test_a_dump_that_reads_the_room_keeps_it(database, conn, command):
     with psycopg.connect(database) as other:
         other.execute("lock table forebay.ballast in access exclusive mode")
         check_later(conn, 16)
-    assert command("release-ballast", "--dsn", database).code == 0
+    assert command("drop-ballast", "--dsn", database).code == 0
 
 
 def test_the_size_has_a_limit_that_one_can_set(database, conn, command):

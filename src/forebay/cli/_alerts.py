@@ -47,14 +47,14 @@ def alerts(
         raise SystemExit(ExitCode.FAILED)
 
 
-def release_ballast(*, dsn: Dsn = None, as_json: Json = False) -> None:
+def drop_ballast(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """Release the room that is kept for a full disk.
 
     The checks of the alerts keep 16 MB in the database. On a full disk that is enough to
     pause queues, to cancel and to purge jobs, and to shorten retention. Producers and
     workers use it up too. The checks fill it again from an hour later on.
     """
-    released = client_of(dsn).release_ballast()
+    released = client_of(dsn).drop_ballast()
     if as_json:
         print_json({"released_bytes": released})
     elif released:

@@ -122,9 +122,9 @@ def alerts(*, with_pending: bool = False) -> Operation[list[Alert]]:
     )
 
 
-def release_ballast() -> Operation[int]:
+def drop_ballast() -> Operation[int]:
     """Return the call that gives back the room kept for a full disk; its result is in bytes."""
-    return Operation("select forebay.release_ballast()", scalar)
+    return Operation("select forebay.drop_ballast()", scalar)
 
 
 def set_threshold(

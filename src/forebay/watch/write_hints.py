@@ -26,4 +26,4 @@ def write_hint(sqlstate: str, ballast_bytes: int) -> str:
         return hint
     if not ballast_bytes:
         return f"{hint} See `df -h` there."
-    return f"{hint} `forebay release-ballast` releases {human_bytes(ballast_bytes)} for that."
+    return f"{hint} `forebay drop-ballast` releases {human_bytes(ballast_bytes)} for that."

@@ -38,7 +38,7 @@ class AsyncAlerts(AsyncClientBase):
         data = await self._run(conn, operations.measurements())
         return await self._run(conn, operations.record_alerts(alerts_of_all(data)))
 
-    async def release_ballast(self, *, conn: AsyncConnection | None = None) -> int:
+    async def drop_ballast(self, *, conn: AsyncConnection | None = None) -> int:
         """Give back the room that the checks of the alerts keep for a full disk.
 
         Return the number of bytes, about 16 MB; 0 if nothing is kept. It is enough to pause, to
@@ -51,7 +51,7 @@ class AsyncAlerts(AsyncClientBase):
             DatabaseUnavailable: another session uses the room, such as a dump; with a connection
                 of the caller, the driver's own error.
         """
-        return await self._run(conn, operations.release_ballast())
+        return await self._run(conn, operations.drop_ballast())
 
     async def set_threshold(
         self,

@@ -39,7 +39,7 @@ class Alerts(ClientBase):
         data = self._run(conn, operations.measurements())
         return self._run(conn, operations.record_alerts(alerts_of_all(data)))
 
-    def release_ballast(self, *, conn: SyncConnection | None = None) -> int:
+    def drop_ballast(self, *, conn: SyncConnection | None = None) -> int:
         """Give back the room that the checks of the alerts keep for a full disk.
 
         Return the number of bytes, about 16 MB; 0 if nothing is kept. It is enough to pause, to
@@ -52,7 +52,7 @@ class Alerts(ClientBase):
             DatabaseUnavailable: another session uses the room, such as a dump; with a connection
                 of the caller, the driver's own error.
         """
-        return self._run(conn, operations.release_ballast())
+        return self._run(conn, operations.drop_ballast())
 
     def set_threshold(
         self,

@@ -20,7 +20,7 @@ comment on table forebay.alert is 'Conditions of alerts; read them with forebay.
 create table forebay.alert_check (
     one        boolean primary key default true check (one),
     checked_at timestamptz not null,
-    ballast_released_at timestamptz       -- see forebay.release_ballast(); null: never
+    ballast_released_at timestamptz       -- see forebay.drop_ballast(); null: never
 ) with (fillfactor = 50);
 
 -- Thresholds that differ from the defaults.

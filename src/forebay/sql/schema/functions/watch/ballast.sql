@@ -11,7 +11,7 @@
 --
 -- Inside: truncate needs no new page, and the row of the last check has room for its next version. The event is left out where no page has
 -- room for it.
-create function forebay.release_ballast() returns bigint
+create function forebay.drop_ballast() returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -32,7 +32,7 @@ begin
     truncate forebay.ballast;
     update forebay.alert_check c set ballast_released_at = forebay._now();
     begin
-        perform forebay._record_event('ballast.release', p_new => to_jsonb(v_bytes));
+        perform forebay._record_event('ballast.drop', p_new => to_jsonb(v_bytes));
     exception when disk_full then
         null;  -- The release itself must not fail for want of room.
     end;
