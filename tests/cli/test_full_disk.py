@@ -199,6 +199,12 @@ def test_the_room_is_kept_from_the_second_hour_on_and_an_hour_after_its_release(
     assert kept == [0, 0, 0, 4, 8]
 
 
+def test_a_release_needs_no_page(conn):
+    """A table for long values would have an index, which a truncation gives a new page."""
+    query = "select reltoastrelid from pg_class where oid = 'forebay.ballast'::regclass"
+    assert one(conn, query) == 0
+
+
 def test_a_dump_that_reads_the_room_keeps_it(database, conn, command):
     """The release says so, and does not wait; a check of the alerts adds nothing, and is done."""
     filled(conn)
