@@ -73,5 +73,5 @@ def test_stress_finds_erased_arguments(database, seed):
     """Without the look at what workers have, a job that comes back has none."""
     break_function(database, "_redact_log", ("and not r.seq <@ $6", "and $6 is not null"))
     with violation(Exception):
-        for turn in range(4):  # On a busy machine a run may meet no such job.
+        for turn in range(12):  # A run may meet no such job: of four, none met one in a night.
             jobs_are_redacted_under_stress(database, seed + turn, 0)
