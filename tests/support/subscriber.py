@@ -125,7 +125,8 @@ def subscriber(server: EmbeddedServer, dsn: str) -> Iterator[Subscriber]:
                 lambda: one(
                     target,
                     "select count(*) = 0 from pg_subscription_rel where srsubstate <> 'r'",
-                )
+                ),
+                120,  # A worker of the server copies each table, one after another.
             )
             yield Subscriber(server, source, target, copy)
             target.execute("alter subscription everything disable")
