@@ -1,6 +1,4 @@
-"""An address that libpq would read otherwise than it is meant is refused at each door, and nobody
-sees its password.
-"""
+"""Commands and functions refuse an address that libpq would misread, and hide its password."""
 
 import asyncio
 
@@ -46,7 +44,7 @@ def ask_async(dsn: str) -> None:
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_each_command_refuses_it(command, words, address):
-    """As a value that is wrong, in one line and a hint."""
+    """It says what is wrong with the value."""
     answer = command(*words, "--dsn", address)
     assert answer.code == 2, answer
     said = answer.out + answer.err
@@ -58,7 +56,7 @@ def test_each_command_refuses_it(command, words, address):
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("door", [run_worker, migrate, ask, ask_async])
 def test_each_function_refuses_it(door, address):
-    """With an error of ours, before anything connects."""
+    """It raises ConfigError, and connects to nothing."""
     with pytest.raises(ConfigError) as caught:
         door(address)
     assert "s3cr3t" not in f"{caught.value} {caught.value.hint} {caught.value.__cause__}"

@@ -115,28 +115,33 @@ def test_what_a_person_can_do_on_a_full_disk(small_disk, command):
         assert one(conn, "select forebay.resume_queue('mail')") == 1
 
 
-def check_later(conn, minutes: int) -> None:
-    """Let a check of the alerts run this much later: it samples the sizes each quarter-hour."""
-    conn.execute("update forebay.space_sample set at = at - make_interval(mins => %s)", [minutes])
-    conn.execute(
-        "update forebay.alert_check set ballast_released_at = ballast_released_at"
-        " - make_interval(mins => %s)",
-        [minutes],
-    )
+def check_alerts(conn) -> None:
     conn.execute("select from forebay.record_alerts_v1('[]')")
 
 
-def ballast(conn) -> int:
-    """Return the megabytes that are kept for a full disk."""
-    return round(one(conn, "select pg_relation_size('forebay.ballast')") / 1e6)
+def check_later(conn) -> None:
+    """Let a check run 16 minutes later: it samples the sizes each quarter-hour."""
+    conn.execute("update forebay.space_sample set at = at - interval '16 minutes'")
+    conn.execute(
+        "update forebay.alert_check"
+        " set ballast_released_at = ballast_released_at - interval '16 minutes'"
+    )
+    check_alerts(conn)
+
+
+def kept_after(conn, checks: int) -> list[int]:
+    """Return the megabytes that are kept for a full disk after each of some checks."""
+    kept = []
+    for _ in range(checks):
+        check_later(conn)
+        kept.append(round(one(conn, "select pg_relation_size('forebay.ballast')") / 1e6))
+    return kept
 
 
 def filled(conn) -> None:
     """Let the checks of two hours keep the room."""
-    conn.execute("select from forebay.record_alerts_v1('[]')")
-    for _ in range(8):
-        check_later(conn, 16)
-    assert ballast(conn) == 16
+    check_alerts(conn)
+    assert kept_after(conn, 8)[-1] == 16
 
 
 def room_is_made(small_disk, command) -> None:
@@ -179,12 +184,8 @@ def test_the_room_is_kept_from_the_second_hour_on_and_an_hour_after_its_release(
 ):
     """In steps of 4 MB, and not in the sizes that alerts compare."""
     assert command("drop-ballast", "--dsn", database).out.startswith("no room is kept")
-    conn.execute("select from forebay.record_alerts_v1('[]')")
-    kept = []
-    for _ in range(8):
-        check_later(conn, 16)
-        kept.append(ballast(conn))
-    assert kept == [0, 0, 0, 4, 8, 12, 16, 16]
+    check_alerts(conn)
+    assert kept_after(conn, 8) == [0, 0, 0, 4, 8, 12, 16, 16]
     space = one(conn, "select forebay.measurements() -> 'space'")
     assert round(space["ballast_bytes"] / 1e6) == 16
     assert space["database_bytes"] < one(conn, "select pg_database_size(current_database())")
@@ -192,11 +193,7 @@ def test_the_room_is_kept_from_the_second_hour_on_and_an_hour_after_its_release(
     answer = command("drop-ballast", "--json", "--dsn", database)
     assert 16e6 < json.loads(answer.out)["released_bytes"] < 16.1e6
     assert "ballast.drop" in command("events", "list", "--dsn", database).out
-    kept = []
-    for _ in range(5):
-        check_later(conn, 16)
-        kept.append(ballast(conn))
-    assert kept == [0, 0, 0, 4, 8]
+    assert kept_after(conn, 5) == [0, 0, 0, 4, 8]
 
 
 def test_a_release_needs_no_page(conn):
@@ -214,10 +211,10 @@ def test_a_dump_that_reads_the_room_keeps_it(database, conn, command):
         assert answer.code != 0
         assert "another session uses the table forebay.ballast" in answer.err
         assert "Traceback" not in answer.err
-        check_later(conn, 16)
+        check_later(conn)
     with psycopg.connect(database) as other:
         other.execute("lock table forebay.ballast in access exclusive mode")
-        check_later(conn, 16)
+        check_later(conn)
     assert command("drop-ballast", "--dsn", database).code == 0
 
 

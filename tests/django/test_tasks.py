@@ -104,7 +104,7 @@ def test_a_failed_task_is_a_dead_letter(tasks):
 
 def test_a_task_that_returns_what_has_not_run_has_failed(tasks):
     """
-    A coroutine that nobody awaited: nothing ran, so it is no success.
+    The coroutine was never awaited, so nothing ran and the task has not succeeded.
     """
     result = tasks.not_run.enqueue()
     work()

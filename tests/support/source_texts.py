@@ -1,7 +1,14 @@
-"""The texts of a module's source."""
+"""Sources as texts: what a module says, and the SQL functions."""
 
 import ast
 from pathlib import Path
+
+from forebay.sql.composer import SCHEMA, functions_of
+
+
+def sql_functions() -> str:
+    """Return the sources of all SQL functions."""
+    return "".join(path.read_text(encoding="utf-8") for path in functions_of(SCHEMA))
 
 
 def texts(path: Path) -> list[str]:

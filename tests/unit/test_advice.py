@@ -9,8 +9,7 @@ import pytest
 
 import forebay
 from forebay.cli._main import program
-from forebay.sql.composer import SCHEMA, functions_of
-from tests.support.source_texts import texts
+from tests.support.source_texts import sql_functions, texts
 
 SOURCES = sorted(Path(forebay.__file__).parent.rglob("*.py"))
 COMMAND = re.compile(r"`forebay ([^`]+)`")
@@ -19,8 +18,7 @@ FUNCTION = re.compile(r"\bforebay\.([a-z]\w*)\(")
 
 def sql() -> str:
     """Return the sources of the SQL functions; a sentence of a comment is one line."""
-    source = "".join(path.read_text(encoding="utf-8") for path in functions_of(SCHEMA))
-    return re.sub(r"\n *-- +", " ", source)
+    return re.sub(r"\n *-- +", " ", sql_functions())
 
 
 def advised() -> set[str]:

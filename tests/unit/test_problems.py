@@ -1,4 +1,4 @@
-"""Problems: each advice has a command, and each command exists."""
+"""Problems: each advice has a command that can be copied."""
 
 import ast
 import inspect

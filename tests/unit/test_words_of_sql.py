@@ -15,11 +15,9 @@ from forebay.model.keys import KeyReason, KeySort
 from forebay.model.status import CancelAnswer
 from forebay.model.subjects import SubjectState
 from forebay.ops.protocol import FlushStatus, OutcomeName
-from forebay.sql.composer import SCHEMA, functions_of
+from tests.support.source_texts import sql_functions
 
-SOURCE = re.sub(
-    r"--.*", "", "".join(file.read_text(encoding="utf-8") for file in functions_of(SCHEMA))
-)
+SOURCE = re.sub(r"--.*", "", sql_functions())
 
 #: A word where it is returned, also in dynamic SQL.
 RETURNED = re.compile(

@@ -415,20 +415,14 @@ class Children:
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
+            reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
-            ours.close()
+            ours.close()  # A child that has started ends when it reads the end of its socket.
             if crash is not None:
                 crash.close()
             raise
         finally:
             theirs.close()
-        try:
-            reader, writer = await asyncio.open_connection(sock=ours)
-        except BaseException:
-            ours.close()  # The child ends when it reads the end of its socket.
-            if crash is not None:
-                crash.close()
-            raise
         child = Child(process, reader, writer, ours, crash)
         self._keep_until_done(asyncio.create_task(child.hang_up()))
         child.send(self._start)
