@@ -3,6 +3,7 @@
 import psycopg
 import pytest
 
+from forebay.testing._copies import OWN_COPY
 from tests.support import django_project
 from tests.support.fix_db import fresh_database, make_migrated
 
@@ -24,11 +25,7 @@ def project(server, project_template):
     """The address of a database of the test's own with all migrations, where the project points."""
     with fresh_database(server, project_template) as dsn:
         with psycopg.connect(dsn) as conn:
-            # A copy of a database is a foreign one; this one is meant to be at home here.
-            conn.execute(
-                "update forebay.cluster set database_oid ="
-                " (select oid from pg_database where datname = current_database())"
-            )
+            conn.execute(OWN_COPY)
         django_project.connect_to(dsn)
         yield dsn
         django_project.disconnect()

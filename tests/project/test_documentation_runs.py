@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.project.code_blocks import BlockError, Session, read_blocks
 from tests.support.fix_db import migrated_database
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -180,9 +181,7 @@ def start_as_its_first_lines_say(
 
     Servers run until the others have ended, and workers until they are idle.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {
         **environment,
         "UVICORN_PORT": str(port),

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from forebay.testing._copies import OWN_COPY
 from tests.support.engine import (
     STEPS,
     Reader,
@@ -454,10 +455,7 @@ class EngineMachine(RuleBasedStateMachine):
 def model_database(server, template):
     """A database with small segments, so that the machine passes many of them."""
     with fresh_database(server, template) as dsn, connect(dsn) as conn:
-        conn.execute(
-            "update forebay.cluster set database_oid ="
-            " (select oid from pg_database where datname = current_database())"
-        )
+        conn.execute(OWN_COPY)
         small_segments(conn, rows=100, reserve=1000)
         conn.execute("update forebay.segment set removed_at = now() where hi - lo > 100")
         EngineMachine.dsn = dsn

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from forebay.testing._copies import OWN_COPY
 from tests.support import key_model
 from tests.support.engine import STEPS, connect, one, small_segments
 from tests.support.fix_db import fresh_database
@@ -140,10 +141,7 @@ def model_database(server, template):
     their keys.
     """
     with fresh_database(server, template) as dsn, connect(dsn) as conn:
-        conn.execute(
-            "update forebay.cluster set database_oid ="
-            " (select oid from pg_database where datname = current_database())"
-        )
+        conn.execute(OWN_COPY)
         small_segments(conn, rows=100, reserve=1000)
         conn.execute("update forebay.segment set removed_at = now() where hi - lo > 100")
         one(conn, "select forebay.configure('retention_days', 0)")

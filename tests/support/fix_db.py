@@ -23,6 +23,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from forebay.embedded import EmbeddedServer, temporary_server
+from forebay.testing._copies import OWN_COPY
 from forebay.upgrade.migrate import migrate
 from tests.support.hostile import Hostile
 from tests.support.pgbouncer import PgBouncer
@@ -217,11 +218,7 @@ def fresh_database(
         _admin(server, create)
     if oid is not None and not is_at_home:
         with psycopg.connect(server.dsn(name)) as conn:
-            # A copy of a database is a foreign one; this one is meant to be at home here.
-            conn.execute(
-                "update forebay.cluster set database_oid ="
-                " (select oid from pg_database where datname = current_database())"
-            )
+            conn.execute(OWN_COPY)
     try:
         yield server.dsn(name)
     finally:

@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 _TABLES = count(1)
@@ -20,9 +21,7 @@ def groonga(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if program is None:
         pytest.skip("groonga is not installed")
     folder = tmp_path_factory.mktemp("groonga")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--protocol", "http", "--bind-address", "127.0.0.1", "--port", str(port)]
     options += ["--log-path", str(folder / "log"), "--max-threads", "4"]
     with subprocess.Popen(

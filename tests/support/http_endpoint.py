@@ -140,7 +140,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-def certificate(folder: Path) -> Path:
+def certificate(folder: Path, common_name: str = "localhost") -> Path:
     """Make a certificate for localhost that is its own authority.
 
     Return the file with it and its key.
@@ -150,7 +150,7 @@ def certificate(folder: Path) -> Path:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
     now = dt.datetime.now(dt.UTC)
     made = (
         x509.CertificateBuilder()
@@ -169,7 +169,7 @@ def certificate(folder: Path) -> Path:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    file = folder / "endpoint.pem"
+    file = folder / f"{common_name}.pem"
     file.write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,

@@ -43,6 +43,7 @@ class PgBouncer:
             "so_reuseport": 0,
             "server_login_retry": 1,
         } | settings
+        self._port = chosen["listen_port"]
         (folder / "users").write_text('"postgres" ""\n')
         lines = ["[databases]", f"* = host={server.socket_dir} port=5432", "[pgbouncer]"]
         lines += [f"{name} = {value}" for name, value in chosen.items()]
@@ -76,7 +77,7 @@ class PgBouncer:
     def dsn(self, dbname: str) -> str:
         """Return the address of a database of the server, through here."""
         return psycopg.conninfo.make_conninfo(
-            host=str(self.folder), port=_PORT, dbname=dbname, user="postgres"
+            host=str(self.folder), port=self._port, dbname=dbname, user="postgres"
         )
 
     def log(self) -> str:

@@ -8,11 +8,13 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.db import connections
+from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
 from forebay.django._app import app, follow_settings
 from forebay.django._settings import has_schema
+from forebay.django._test_copies import own_test_copy
 from forebay.upgrade.migrate import migrate
 
 
@@ -32,6 +34,7 @@ class ForebayConfig(AppConfig):
         follow_settings()
         setting_changed.connect(follow_settings)
         post_migrate.connect(_bring_up_to_date, sender=self)
+        connection_created.connect(own_test_copy)
 
 
 def project_name() -> str:

@@ -14,6 +14,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from forebay.testing._clock import install_clock
+from forebay.testing._copies import OWN_COPY
 from forebay.upgrade.migrate import migrate
 
 if TYPE_CHECKING:
@@ -49,11 +50,7 @@ def scratch_database(server: str, template: str) -> Iterator[str]:
     dsn = address_in(server, name)
     try:
         with psycopg.connect(dsn) as conn:
-            # Workers treat a copy of a database as foreign; make this copy belong to this cluster.
-            conn.execute(
-                "update forebay.cluster set database_oid ="
-                " (select oid from pg_database where datname = current_database())"
-            )
+            conn.execute(OWN_COPY)
         yield dsn
     finally:
         _admin(server, "drop database if exists {} with (force)", name)
