@@ -99,12 +99,6 @@ def test_reset_sequences(django_db_reset_sequences, turn):
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-@pytest.mark.django_db(transaction=True, serialized_rollback=True)
-def test_serialized_rollback(turn):
-    jobs_run()
-
-
-@pytest.mark.parametrize("turn", [1, 2])
 def test_live_server(live_server, turn):
     jobs_run()
 
@@ -177,4 +171,4 @@ def test_pytest_django(run, tmp_path):
     (tmp_path / "test_fixtures.py").write_text(FIXTURES)
     code, said = run("pytest", "-q", "--create-db", "-p", "xdist", "-n", "2", "-W", "error")
     assert code == 0, said
-    assert "19 passed" in said
+    assert "17 passed" in said

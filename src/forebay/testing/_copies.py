@@ -1,4 +1,4 @@
-"""A copy of a test database is foreign to its workers, as any copy is: this makes it at home."""
+"""A copy of a test database is foreign to its workers, as any copy is: this lets jobs run in it."""
 
 from typing import Final
 

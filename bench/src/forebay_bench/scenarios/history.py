@@ -122,8 +122,9 @@ def _replay(log: Log, count: int) -> dict[str, Any]:
     conn.execute("select forebay.open_group('bench', 'replayed')")
     bounds = conn.execute(
         (
-            "select min(enqueued_at), max(enqueued_at) from forebay.log where args ->> 'i' in "
-            "(%s, %s) and headers is null"
+            # enqueued_before leaves out the instant itself.
+            "select min(enqueued_at), max(enqueued_at) + interval '1 microsecond'"
+            " from forebay.log where args ->> 'i' in (%s, %s) and headers is null"
         ),
         [str(low), str(high - 1)],
     ).fetchone()
