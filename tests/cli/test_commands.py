@@ -370,15 +370,21 @@ def test_truncate_and_drop_a_queue(forebay, database, conn):
     """
     for _ in range(3):
         enqueue(conn, queue="mail")
+    row = {"kind": "crawl", "queue": "mail", "subject": "later", "delay": 3600}
+    conn.execute("select from forebay.push_subjects(%s)", [json.dumps([row])])
+    stays = "1 subject of the queue will be due: `forebay subjects drop mail --all`"
+    assert stays in forebay("queues", "truncate", "mail", "--dry-run").out
     plan = forebay("queues", "truncate", "mail", "--dry-run", "--json").json
     assert plan["jobs"] == 3
     assert forebay("queues", "truncate", "mail").code != 0
     done = forebay("queues", "truncate", "mail", "--token", plan["token"])
     assert "3 jobs cancelled" in done.out
+    assert stays in done.out
     enqueue(conn, queue="mail")
     forebay("queues", "limit", "mail", "--rate", "5")
     dry = forebay("queues", "drop", "mail", "--dry-run", "--json").json
-    assert (dry["cancelled"], dry["groups"], dry["settings"]) == (1, [], ["limits"])
+    assert (dry["cancelled"], dry["groups"], dry["settings"]) == (1, [], ["limits", "subjects"])
+    assert dry["subjects"] == 1
     assert "limits" in forebay("queues", "drop", "mail", "--dry-run").out
     with Reader(database, queue="mail") as reader:
         batch = reader.claim_ready(10)

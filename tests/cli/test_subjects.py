@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from forebay.model.subjects import SUBJECT_STATES
 from tests.support.engine import one
 
 UPGRADE = """
@@ -57,9 +58,11 @@ def test_the_life_of_a_subject(forebay, conn):
     revived = forebay("subjects", "revive", *act, "--run-at", "2040-01-01T00:00:00Z", "--json")
     assert revived.json == {"queue": "q", "subject": "a.org", "result": "revived"}
     assert forebay("subjects", "counts", "--json").json == [
-        {"queue": "q", "state": "active", "subjects": 1}
+        {"queue": "q", "state": "scheduled", "subjects": 1}
     ]
-    assert "active" in forebay("subjects", "counts", "--queue", "q").out
+    lines = forebay("subjects", "counts", "--queue", "q").out.splitlines()
+    assert lines[0].split()[1:] == [*SUBJECT_STATES, "all"]
+    assert lines[-1].split() == ["q", "1", "0", "0", "0", "0", "0", "1"]
     what = [each["what"] for each in forebay("subjects", "history", *act, "--json").json]
     assert what == ["scheduled", "killed", "scheduled", "scheduled"]
     assert "killed" in forebay("subjects", "history", *act).out

@@ -93,7 +93,7 @@ def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
         "at": at, "checked_at": at, "alerts": [], "queues": [queue], "dead": [], "workers": [],
         "lost_workers": [],
         "installed_at": 0.0, "thresholds": [], "endpoints": [], "breakers": [],
-        "mirrors": [], "schedules": [],
+        "mirrors": [], "schedules": [], "subjects": [],
         "database": {"snapshot_seconds": 0, "prepared_seconds": 0, "dead_rows": 0, "exports": [],
             "duties": [], "reserve_rows": 1, "numbers_left": 1},
         "space": {"database_bytes": 1, "growth_bytes": None},

@@ -1,5 +1,7 @@
 """Dropping a queue: what waits is cancelled, its groups are closed, and its settings are gone."""
 
+import json
+
 import pytest
 
 from tests.support.engine import (
@@ -73,8 +75,11 @@ def test_a_dropped_queue_leaves_nothing_to_run_and_no_setting(database, conn):
     jobs.append(enqueue(conn, queue="mail", delay="1 hour"))
     jobs.append(enqueue(conn, queue="mail", limit_key="customer"))
     kept = enqueue(conn, queue="other")
+    for queue, delay in [("mail", 0), ("mail", 3600), ("other", 3600)]:
+        row = {"kind": "crawl", "queue": queue, "subject": f"s{delay}", "delay": delay}
+        conn.execute("select from forebay.push_subjects(%s)", [json.dumps([row])])
     before = drop(conn, dry_run=True)
-    assert before["cancelled"] == 5
+    assert (before["cancelled"], before["subjects"]) == (5, 2)
     assert rows(conn, "queue_limits") == 1
     done = drop(conn)
     assert done == before
@@ -87,6 +92,7 @@ def test_a_dropped_queue_leaves_nothing_to_run_and_no_setting(database, conn):
         "dead letters",
         "declared",
         "kinds",
+        "subjects",
     ]
     finish_closing(conn)
     assert done["groups"] == ["audit"]
@@ -126,6 +132,7 @@ def refused_while_served(database: str) -> None:
             "cancelled": 1,
             "running": 1,
             "groups": ["default"],
+            "subjects": 0,
             "settings": [],
         }
         assert reader.claim_ready().jobs == []

@@ -155,18 +155,35 @@ def reprioritise(
 
 
 def purge(queue: Queue, *, how: How) -> None:
-    """Cancel every unfinished job of a queue. Jobs that are enqueued later stay."""
+    """Cancel every unfinished job of a queue.
+
+    Jobs that are enqueued later stay, and so do subjects.
+    """
     _act("purge", JobFilter(queue=queue), how,
-         lambda client, **more: client.purge_queue(queue, **more))  # fmt: skip
+         lambda client, **more: client.purge_queue(queue, **more),
+         remark=lambda: _say_what_stays(queue, how))  # fmt: skip
 
 
 def truncate(queue: Queue, *, how: How) -> None:
     """Cancel the jobs of a queue that wait now. Running jobs finish.
 
-    Jobs that are enqueued later stay.
+    Jobs that are enqueued later stay, and so do subjects.
     """
     _act("truncate", JobFilter(queue=queue), how,
-         lambda client, **more: client.truncate_queue(queue, **more))  # fmt: skip
+         lambda client, **more: client.truncate_queue(queue, **more),
+         remark=lambda: _say_what_stays(queue, how))  # fmt: skip
+
+
+def _say_what_stays(queue: str, how: How) -> None:
+    """Name the subjects of a queue: who empties it may not think of what is due later."""
+    counts = client_of(how.dsn).subject_counts(queue)
+    due = sum(each.subjects for each in counts if each.state == "scheduled")
+    if due:
+        console().print(
+            f"→ {counted(due, 'subject')} of the queue will be due: `forebay subjects drop"
+            f" {queue} --all` drops all subjects",
+            soft_wrap=True,
+        )
 
 
 def _filter_of(conditions: Mapping[str, str | None], **others: Any) -> JobFilter:
@@ -184,15 +201,22 @@ def _act(
     which: JobFilter,
     how: How,
     run: Callable[..., ChangeResult],
+    *,
+    remark: Callable[[], None] = lambda: None,
     **wanted: Any,
 ) -> None:
     """Do an act on many jobs, or plan it; ``wanted`` is the time or priority that it gives them."""
     client, as_json = client_of(how.dsn), how.as_json
+
+    def show(plan: ChangePlan) -> None:
+        _print_plan(act, plan)
+        remark()
+
     token = agreed(
         how,
         lambda: client.plan_change(act, which, **wanted),
         lambda plan: f"{act.capitalize()} {counted(plan.jobs, 'job')}?",
-        lambda plan: _print_plan(act, plan),
+        show,
         named=which.ids is not None,
     )
     with patience(act, "run the same command again to finish it") as progress:
@@ -210,6 +234,7 @@ def _act(
             out.print(f"{counted(count, 'job')} {_MEANINGS[name]}")
         if not result.answers:
             out.print("No jobs.", style="dim")
+        remark()
     if any(answer in _FAILED for answer in result.jobs.values()):
         raise SystemExit(ExitCode.FAILED)
 

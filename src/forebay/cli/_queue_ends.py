@@ -48,7 +48,7 @@ def drop(
     token = agreed(
         how,
         count,
-        lambda plan: f"Drop queue {queue} and cancel {counted(plan.jobs, 'job')}?",
+        lambda plan: f"Drop queue {queue} with {plan.contents}?",
         _print_plan,
         if_none=True,
     )
@@ -58,7 +58,9 @@ def drop(
     if how.as_json:
         print_json({"queue": queue, "dropped": is_closed, **asdict(report)})
     elif is_closed:
-        console().print(f"dropped queue {queue}: {counted(report.cancelled, 'job')} cancelled")
+        also = f", {counted(report.subjects, 'subject')} dropped" if report.subjects else ""
+        jobs = counted(report.cancelled, "job")
+        console().print(f"dropped queue {queue}: {jobs} cancelled{also}")
     else:
         console().print(f"queue {queue} is dropped when its running jobs have ended")
     if not is_closed:
@@ -120,11 +122,19 @@ class _Drop(DroppedQueue):
     def jobs(self) -> int:
         return self.cancelled
 
+    @property
+    def contents(self) -> str:
+        """What goes with it, for a question."""
+        jobs = counted(self.cancelled, "job")
+        return f"{jobs} and {counted(self.subjects, 'subject')}" if self.subjects else jobs
+
 
 def _print_plan(plan: _Drop) -> None:
     rows = facts_table()
     rows.add_row("would drop", plan.queue)
     rows.add_row("would cancel", counted(plan.cancelled, "job"))
+    if plan.subjects:
+        rows.add_row("would drop", counted(plan.subjects, "subject"))
     rows.add_row("running", counted(plan.running, "job"))
     rows.add_row("groups", ", ".join(plan.groups) or "none")
     rows.add_row("settings", ", ".join(plan.settings) or "none")

@@ -359,14 +359,20 @@ def counts(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Show the numbers of subjects by queue and state."""
+    """Show the numbers of subjects by queue and state: those due later are scheduled."""
+    from forebay.model.subjects import SUBJECT_STATES
+
     found = client_of(dsn).subject_counts(queue)
     if as_json:
         print_json(found)
         return
-    rows = table("queue", "state", "subjects", right=("subjects",))
+    by_queue: dict[str, dict[str, int]] = {}
     for each in found:
-        rows.add_row(each.queue, each.state, f"{each.subjects:,}")
+        by_queue.setdefault(each.queue, {})[each.state] = each.subjects
+    rows = table("queue", *SUBJECT_STATES, "all", right=(*SUBJECT_STATES, "all"))
+    for name, counts in by_queue.items():
+        numbers = [*(counts.get(state, 0) for state in SUBJECT_STATES), sum(counts.values())]
+        rows.add_row(name, *(f"{number:,}" for number in numbers))
     console().print(rows if found else Text("No subjects.", style="dim"))
 
 

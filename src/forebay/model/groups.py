@@ -71,15 +71,17 @@ class DroppedQueue:
     """What dropping a queue gives up and removes.
 
     Attributes:
-        cancelled: jobs that waited.
+        cancelled: jobs that waited, without the runs of subjects.
         running: jobs that workers have: they finish.
         groups: the consumer groups that are closed.
         settings: what is removed: ``limits``, ``key limits``, ``shards``, ``paused keys``, ``max
             attempts``, ``dead letters`` (the time for which they are kept), ``declared`` (what an
-            application applied last), ``kinds`` (that kinds belong to it).
+            application applied last), ``kinds`` (that kinds belong to it), ``subjects``.
+        subjects: its subjects, whatever their state.
     """
 
     cancelled: int
     running: int
     groups: tuple[str, ...]
     settings: tuple[str, ...]
+    subjects: int

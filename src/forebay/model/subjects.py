@@ -206,7 +206,7 @@ class SubjectCount:
 
     Attributes:
         queue: the queue.
-        state: ``active`` (scheduled, ready or running), ``completed``, ``dead`` or ``killed``.
+        state: ``scheduled``, ``ready``, ``running``, ``completed``, ``dead`` or ``killed``.
         subjects: the number.
     """
 

@@ -109,7 +109,7 @@ def drop_queue(
 ) -> Operation[DroppedQueue]:
     """Return the call that drops a queue, or with ``dry_run`` only reports."""
     return Operation(
-        "select cancelled, running, groups, settings from forebay.drop_queue(queue => "
+        "select cancelled, running, groups, settings, subjects from forebay.drop_queue(queue => "
         "%(queue)s, token => %(token)s,"
         " force => %(force)s::boolean, dry_run => %(dry_run)s::boolean)",
         _dropped,
@@ -165,9 +165,13 @@ class Redaction:
 
 
 def _dropped(rows: ResultRows) -> DroppedQueue:
-    ((cancelled, running, groups, settings),) = rows
+    ((cancelled, running, groups, settings, subjects),) = rows
     return DroppedQueue(
-        cancelled=cancelled, running=running, groups=tuple(groups), settings=tuple(settings)
+        cancelled=cancelled,
+        running=running,
+        groups=tuple(groups),
+        settings=tuple(settings),
+        subjects=subjects,
     )
 
 

@@ -215,6 +215,10 @@ def _missed(data: Mapping[str, Any]) -> Iterable[Sample]:
     return [((s["schedule"],), float(s["missed"])) for s in data["schedules"]]
 
 
+def _subjects(data: Mapping[str, Any]) -> Iterable[Sample]:
+    return [((s["queue"], s["state"]), float(s["subjects"])) for s in data["subjects"]]
+
+
 def _duties(data: Mapping[str, Any]) -> Iterable[Sample]:
     return [((), float(len(data["database"]["duties"])))]
 
@@ -301,6 +305,7 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
             "Instants missed within the last 15 "
             "minutes."
             ), ("schedule",), _missed),
+    ("forebay_subjects", "gauge", "Subjects, by state.", ("queue", "state"), _subjects),
     ("forebay_database_snapshot_seconds", "gauge", (
             "Age of the oldest transaction that holds a "
             "snapshot."

@@ -45,10 +45,11 @@ create unique index subject_state_by_row on forebay.subject_state (row_no);
 -- Where trimming of subject_state continues.
 create sequence forebay.subject_trim_seq as bigint minvalue 0 start 0 cache 1;
 
--- Changes of the number of subjects in the states a (scheduled, or with a run), c, x and k, appended and added up by maintenance.
+-- Numbers of subjects whose newest row got the state, s, i, c, x or k, and had the state before; appended, and added up by maintenance.
 create table forebay.subject_count (
     queue    text collate "C" not null,
-    state    "char" not null,
+    state    "char",  -- null: dropped
+    before   "char",  -- null: new
     subjects bigint not null
 );
 alter table forebay.subject_count replica identity full;

@@ -15,11 +15,12 @@
 --   dry_run  change nothing
 --
 -- Columns:
---   cancelled  jobs that waited
+--   cancelled  jobs that waited, without the runs of subjects
 --   running    jobs that workers have
 --   groups     those that were closed
 --   settings   what was removed: `limits`, `key limits`, `shards`, `paused keys`, `max attempts`,
 --              `dead letters`, `declared`, `kinds`, `subjects`
+--   subjects   those that were dropped, whatever their state
 --
 -- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it
 --   and `force` is not set; JQ042 other jobs wait than those of the token.
@@ -28,7 +29,7 @@
 -- See: docs/howto/manage-queues.md#drop-a-queue
 create function forebay.drop_queue(
     queue text, token text default null, force boolean default false, dry_run boolean default false,
-    out cancelled bigint, out running bigint, out groups text[], out settings text[])
+    out cancelled bigint, out running bigint, out groups text[], out settings text[], out subjects bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: short
@@ -78,12 +79,15 @@ begin
             hint = 'Nothing was changed. Stop the workers of this queue first, or force it: running jobs finish, and the workers get no more.';
     end if;
     if drop_queue.dry_run then
-        cancelled := (select coalesce(sum(p.jobs), 0) from forebay.plan_change('truncate', jsonb_build_object('queue', v_queue)) p
-                      where p.answer = 'cancelled');
+        select coalesce(sum(c.subjects), 0), coalesce(sum(c.subjects) filter (where c.state = 'ready'), 0) as runs into subjects, cancelled
+        from forebay.subject_counts(v_queue) c;
+        cancelled := (select greatest(coalesce(sum(p.jobs), 0) - cancelled, 0)
+                      from forebay.plan_change('truncate', jsonb_build_object('queue', v_queue)) p where p.answer = 'cancelled');
         return;
     end if;
     perform forebay._drop_subject(v_queue, s.subject) from forebay.subject s
     where s.queue = v_queue and (forebay._newest_state(s.subject_id)).state <> 'g';
+    get diagnostics subjects = row_count;
     if drop_queue.token is not null then
         v_seen := forebay._seen_by_change(drop_queue.token, 'truncate', v_filter, '{}');
         if exists (select from forebay._matching('truncate', v_filter, '{}', true, null) m
@@ -119,6 +123,6 @@ begin
     delete from forebay.applied_setting a where a.queue = v_queue;
     delete from forebay.kind_queue k where k.queue = v_queue;
     perform forebay._record_event('queues.drop', v_queue, p_count => cancelled,
-                                  p_new => jsonb_build_object('groups', groups, 'settings', settings, 'running', running));
+                                  p_new => jsonb_build_object('groups', groups, 'settings', settings, 'running', running, 'subjects', subjects));
 end
 $$;

@@ -367,7 +367,7 @@ begin
         perform forebay._follow_done(p_row, p_group_id, p_item);
     end if;
     if p_row.headers ? 'forebay-subject' and (p_code = 'd' and p_item ? 'subject' or p_code = 'c') then
-        perform forebay._end_subject(p_row, p_code, p_item, p_item ->> 'reason');
+        perform forebay._end_subject(v_lane.queue, p_row, p_code, p_item, p_item ->> 'reason');
     end if;
     if p_code in ('d', 'x', 'y', 'c') then
         perform forebay._announce_ended(coalesce(p_row.job_id, p_row.seq));

@@ -15,7 +15,7 @@ create function forebay._write_dead_letter(
 returns bigint
 language sql volatile
 as $$
-    select forebay._end_subject(p_row, 'x', null, p_reason) where p_row.headers ? 'forebay-subject';
+    select forebay._end_subject(p_queue, p_row, 'x', null, p_reason) where p_row.headers ? 'forebay-subject';
     with letter as (
         insert into forebay.dead_letter (
             group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt,

@@ -31,7 +31,7 @@ declare
     v_look constant forebay._subject_look := forebay._locked_subject(queue, subject);
 begin
     perform forebay._append_subject_state(v_look, 'g', null);
-    perform forebay._count_subjects(queue, forebay._counted_as((v_look.newest).state), null);
+    perform forebay._count_subjects(queue, (v_look.newest).state, null);
     if v_look.run_state <> 'running' then
         perform forebay._issue_subjects(array[v_look.subject_id], false);  -- Deletes it, unless a claim may start its run.
         return 'dropped';
@@ -63,7 +63,7 @@ begin
         return 'unchanged';
     end if;
     perform forebay._append_subject_state(v_look, 'k', left(reason, 1000));
-    perform forebay._count_subjects(queue, forebay._counted_as((v_look.newest).state), 'k');
+    perform forebay._count_subjects(queue, (v_look.newest).state, 'k');
     perform forebay._record_event('subjects.kill', queue, p_kind => (v_look.newest).kind, p_subject_id => v_look.subject_id,
                                   p_detail => left(subject, 200));
     if (v_look.newest).lane is not null then
@@ -187,9 +187,3 @@ begin
         case when n.lane is not null then n.job_id end, n.run_no, n.lane, n.job_xid, p_reason);
 end
 $$;
-
-
--- The state in which forebay.subject_count counts a subject.
-create function forebay._counted_as(p_state "char") returns "char"
-language sql immutable
-as $$ select case when p_state in ('s', 'i') then 'a' else p_state end $$;

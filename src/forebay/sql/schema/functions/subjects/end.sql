@@ -4,7 +4,7 @@
 -- must be the one that part 0 issued.
 --
 -- Parameters: p_code of the outcome, d, c or x; p_item, see forebay.settle_v1(); p_reason, for operators.
-create function forebay._end_subject(p_row forebay.log, p_code "char", p_item jsonb, p_reason text) returns void
+create function forebay._end_subject(p_queue text, p_row forebay.log, p_code "char", p_item jsonb, p_reason text) returns void
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -12,7 +12,6 @@ declare
     v_now   constant timestamptz := forebay._now();
     v_name  constant text[] := regexp_match(p_row.headers ->> 'forebay-subject', '^\{"id": (\d{1,18}), "no": (\d{1,18}),');
     v_what  constant jsonb := p_item -> 'subject';
-    v_queue text;
     r       forebay.subject_state;
     v_state "char";
     v_due   timestamptz;
@@ -43,10 +42,7 @@ begin
     if v_state in ('s', 'g') then
         perform forebay._wake_subjects(array[r.subject_id], array[coalesce(v_due, v_now)]);
     end if;
-    if v_state <> 's' then
-        select s.queue into v_queue from forebay.subject s where s.subject_id = r.subject_id;
-        perform forebay._count_subjects(v_queue, 'a', nullif(v_state, 'g'));
-    end if;
+    insert into forebay.subject_count (queue, state, before, subjects) values (p_queue, nullif(v_state, 'g'), 'i', 1);
 end
 $$;
 
@@ -95,7 +91,7 @@ begin
     values (
         n.subject_id, n.no + 1, 0, 'i', forebay._now(), n.due_at, n.kind, n.version, n.priority, n.args, n.data, n.options, n.iterations,
         n.last_at, p_job_id, n.no + 1, p_lane, pg_current_xact_id(), 'redriven');
-    perform forebay._count_subjects(v_queue, 'x', 'a');
+    perform forebay._count_subjects(v_queue, 'x', 'i');
     return p_letter.headers || jsonb_build_object('forebay-subject', jsonb_set(v_header::jsonb, '{no}', to_jsonb(n.no + 1))::text);
 end
 $$;

@@ -88,10 +88,8 @@ $$;
 create function forebay._count_subjects(p_queue text, p_from "char", p_to "char", p_subjects bigint default 1) returns void
 language sql volatile
 as $$
-    insert into forebay.subject_count (queue, state, subjects)
-    select p_queue, c.state, c.subjects
-    from (values (p_from, -p_subjects), (p_to, p_subjects)) c (state, subjects)
-    where c.state is not null and p_from is distinct from p_to and p_subjects <> 0
+    insert into forebay.subject_count (queue, state, before, subjects)
+    select p_queue, p_to, p_from, p_subjects where p_from is distinct from p_to and p_subjects <> 0
 $$;
 
 
@@ -187,7 +185,7 @@ begin
         select l from unnest(v_all) l
         where (l.newest).state = 's' and l.run_state = 'ended'
           and (((l.newest).options ->> 'expires_at')::timestamptz <= v_now) is not true);
-    perform forebay._count_subjects(l.queue, 'a', 'k', count(*))
+    perform forebay._count_subjects(l.queue, 's', 'k', count(*))
     from unnest(v_all) l
     where (l.newest).state = 's' and l.run_state = 'ended' and ((l.newest).options ->> 'expires_at')::timestamptz <= v_now
     group by l.queue;
@@ -260,7 +258,8 @@ begin
     select k.subject_id, k.no + 1, 0, 'i', p_now, k.due_at, k.kind, k.version, k.priority, k.args, k.data_now, k.options, k.iterations_now,
            k.last_now, k.seq, k.no + 1, k.target, v_xid
     from known k;
-    perform forebay._notify(q.queue) from (select distinct l.queue from unnest(p_due) l) q;
+    perform forebay._notify(q.queue), forebay._count_subjects(q.queue, 's', 'i', q.runs)
+    from (select l.queue, count(*) as runs from unnest(p_due) l group by l.queue) q;
 end
 $$;
 
@@ -280,8 +279,7 @@ $$;
 create function forebay._forget_carried(p_look forebay._subject_look) returns void
 language sql volatile
 as $$
-    select forebay._count_subjects(p_look.queue, case when (p_look.ended).state in ('c', 'x', 'k') then (p_look.ended).state
-                                                      when (p_look.ended).state = 's' then 'a' end, 'a')
+    select forebay._count_subjects(p_look.queue, nullif((p_look.ended).state, 'g'), 'i')
     where (p_look.newest).lane is not null and (p_look.ended).no is not null
 $$;
 

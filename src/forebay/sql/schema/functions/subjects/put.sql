@@ -366,10 +366,9 @@ begin
     elsif v_done.due <> '{}' then
         perform forebay._issue_subjects(v_done.due, false);
     end if;
-    perform forebay._count_subjects(n.queue, n.state, 'a', n.subjects)
+    perform forebay._count_subjects(n.queue, n.state, 's', n.subjects)
     from (select (c.new).queue as queue, case when c.answer = 'updated' then (c.old).state end as state, count(*) as subjects
-          from unnest(v_changes) c
-          where c.answer = 'created' or c.answer = 'updated' and (c.old).state in ('c', 'x', 'k') group by 1, 2) n;
+          from unnest(v_changes) c where c.answer in ('created', 'updated') group by 1, 2) n;
     return array(
         select row((c.new).nr, case when c.answer in ('created', 'updated', 'unchanged') then c.answer else 'skipped' end,
                    case when c.answer not in ('created', 'updated', 'unchanged') then c.answer end)::forebay._subject_put

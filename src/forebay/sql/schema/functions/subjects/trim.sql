@@ -38,10 +38,12 @@ begin
     with gone as (
         delete from forebay.subject_count c
         where c.ctid = any (array(select i.ctid from forebay.subject_count i limit p_most))
-        returning c.queue, c.state, c.subjects),
+        returning c.queue, c.state, c.before, c.subjects),
     added as (
         insert into forebay.subject_count (queue, state, subjects)
-        select g.queue, g.state, sum(g.subjects) from gone g group by g.queue, g.state having sum(g.subjects) <> 0
+        select g.queue, u.state, sum(u.subjects)
+        from gone g cross join lateral (values (g.state, g.subjects), (g.before, -g.subjects)) u (state, subjects)
+        where u.state is not null group by g.queue, u.state having sum(u.subjects) <> 0
         returning 1)
     select (select count(*) from gone) - (select count(*) from added) into rows;
 end

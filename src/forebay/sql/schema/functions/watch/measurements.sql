@@ -1,8 +1,8 @@
 -- grant: operator, reader, worker
 
 -- What alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers
--- and those lost in the last ten minutes, endpoints, open breakers of limit keys by queue, mirrors, schedules and the database. Times are
--- seconds since 1970. It does not visit waiting jobs: it continues from the last counts, as
+-- and those lost in the last ten minutes, endpoints, open breakers of limit keys by queue, mirrors, schedules, subjects by
+-- state and the database. Times are seconds since 1970. It does not visit waiting jobs: it continues from the last counts, as
 -- forebay.depth() does, and reads the counters up to the last fold, the newest 100 batches of each
 -- lane and its first 100 unread rows.
 --
@@ -49,6 +49,8 @@ begin
         'breakers', forebay._measured_breakers(),
         'mirrors', forebay._measured_mirrors(v_now),
         'schedules', forebay._measured_schedules(v_since),
+        'subjects', (select coalesce(jsonb_agg(jsonb_build_object('queue', c.queue, 'state', c.state, 'subjects', c.subjects)), '[]')
+                     from forebay.subject_counts() c),
         'database', forebay._measured_database(),
         'space', forebay._measured_space(v_now),
         'alerts', (select coalesce(jsonb_agg(jsonb_build_object(
