@@ -14,6 +14,11 @@ from typing import Any, ClassVar, Final, Self, dataclass_transform
 from forebay._dataclass import dataclass
 
 
+def is_database_error(error: BaseException) -> bool:
+    """Return whether the driver raised the error, without importing the driver."""
+    return hasattr(error, "sqlstate") and hasattr(error, "diag")
+
+
 @dataclass_transform(eq_default=False)
 class ForebayError(Exception):
     """Base class of all errors of this library; also of a SQLSTATE that only a newer schema has.

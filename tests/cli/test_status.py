@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+from forebay.doctor import examine
+from forebay.watch.metrics import _check
 from tests.support.delivering import create_endpoint, send
 from tests.support.engine import Reader, enqueue, one, shift_clock
+from tests.support.mutant import break_function
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -74,6 +78,30 @@ def test_a_backlog_that_no_worker_has_counted_is_counted_once(forebay, conn):
     assert counts == 12_000
     forebay("status")
     assert one(conn, "select count(*) from forebay.counter_waiting") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["status", "alerts", "metrics"])
+def test_a_first_count_that_takes_long_is_made_for_each_queue(forebay, conn, monkeypatch, name):
+    """
+    Ten million jobs that nothing has counted take longer than a check may: the count of each queue
+    stays, so that the check, or for metrics the next one, can tell.
+    """
+    jobs = "select forebay.enqueue('work', '{}', queue => %s) from generate_series(1, 10500)"
+    for queue in ("mail", "crawl"):
+        conn.execute(jobs, [queue])
+    for settings in (examine._SETTINGS, _check._SETTINGS):
+        monkeypatch.setitem(settings, "statement_timeout", "300ms")
+    slow = "if p_queues is null then perform pg_sleep(5); end if; perform forebay._require"
+    break_function(conn.info.dsn, "renew_counters_v1", ("perform forebay._require", slow))
+    if name == "metrics":
+        break_function(
+            conn.info.dsn, "measurements", ("return jsonb", "perform pg_sleep(5); return jsonb")
+        )
+    answer = forebay(name)
+    wait_for(lambda: one(conn, "select count(*) from forebay.counter_waiting") == 2, 20)
+    if name == "status":
+        assert answer.out.count("10,500 jobs are due") == 2
 
 
 def test_an_open_breaker_is_named_with_its_command(forebay, conn):

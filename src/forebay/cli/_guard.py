@@ -9,10 +9,11 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
+from forebay._error import is_database_error
 from forebay.cli._commands import option
 from forebay.cli._database import address_of
 from forebay.cli._serving import set_up_log
-from forebay.cli.exit import ExitCode, is_database_error
+from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration
 from forebay.cli.output import print_json
 from forebay.cli.text import Table, Text, console

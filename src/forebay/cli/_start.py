@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from forebay._actor import acting_as
+from forebay._error import is_database_error
 from forebay.cli._init import leave_first_place
 from forebay.cli._main import run_program
 from forebay.cli.exit import (
     ExitCode,
     errors_go_to,
     exit_code,
-    is_database_error,
     log_bug,
     print_database_error,
     print_error,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay._error import is_database_error
 from forebay.cli._alerts import MARKS, SEVERITIES
 from forebay.cli._database import address_of
-from forebay.cli.exit import ExitCode, is_database_error
+from forebay.cli._patience import patience
+from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import ago, print_json
 from forebay.cli.text import Text, console
@@ -37,7 +39,8 @@ def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
     from forebay.doctor.status import current_problems
 
     try:
-        found = asyncio.run(current_problems(address_of(dsn)))
+        with patience("looking, and counting what no worker has counted"):
+            found = asyncio.run(current_problems(address_of(dsn)))
     except Exception as error:
         if not (isinstance(error, ForebayError) or is_database_error(error)):
             raise

@@ -88,11 +88,6 @@ def print_database_error(error: Any) -> None:
     _print(f"database: {message}", diag.message_detail, diag.message_hint)
 
 
-def is_database_error(error: BaseException) -> bool:
-    """Return whether the driver raised the error, without importing the driver."""
-    return hasattr(error, "sqlstate") and hasattr(error, "diag")
-
-
 def _print(message: str, detail: str | None, hint: str | None) -> None:
     for records in _records:
         records.error("%s", message, extra={"detail": detail, "hint": hint})

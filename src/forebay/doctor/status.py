@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from forebay.doctor import CHECKS, Check, Level, without_workers
+from forebay.doctor import CHECKS, Level, without_workers
 from forebay.doctor.examine import look, read_session
 from forebay.model.problems import Problem
-from forebay.ops.operation import Operation
-from forebay.watch.metrics import check_session
+from forebay.watch.metrics import check_session, count_backlogs
 from forebay.watch.problems import command_in, in_order
 
 if TYPE_CHECKING:
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
 
 #: Checks of what stops jobs, each bounded: none visits waiting or ended jobs.
 _OPERATION: Final = ("server", "schema", "cluster", "locks", "workers", "notifications")
-
-
-#: Counts the waiting jobs of queues that have many uncounted ones, so that the next look does not
-#: visit them; a role that may not, or a full disk, changes nothing.
-_COUNT: Final = Check("counts", Operation("select forebay.renew_counters_v1(10000)", lambda _: []))
 
 
 async def current_problems(dsn: str) -> list[Problem]:
@@ -36,8 +30,7 @@ async def current_problems(dsn: str) -> list[Problem]:
     """
     session = read_session(dsn, may_write=True)
     try:
-        # Without a worker nothing has counted a backlog, and each look would visit it.
-        await look(session, _COUNT)
+        await count_backlogs(session, dsn)
         checked = await check_session(session)
         found: list[Finding] = []
         for check in CHECKS:

@@ -168,9 +168,18 @@ def archive(most: int) -> Operation[int]:
     return Operation("select forebay.archive_v1(%(most)s::integer)", number, {"most": most})
 
 
-def renew_counters() -> Operation[int]:
-    """Renew the counts of waiting jobs that have much to visit; return how many were renewed."""
-    return Operation("select forebay.renew_counters_v1()", scalar)
+def renew_counters(least: int = 500, queues: list[str] | None = None) -> Operation[int]:
+    """Renew the counts of waiting jobs that have much to visit; return how many were renewed.
+
+    Args:
+        least: jobs that a count has to visit.
+        queues: only these; None: all.
+    """
+    return Operation(
+        "select forebay.renew_counters_v1(%(least)s, %(queues)s::text[])",
+        scalar,
+        {"least": least, "queues": queues},
+    )
 
 
 def fold() -> Operation[int]:

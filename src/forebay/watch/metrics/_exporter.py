@@ -7,11 +7,17 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay._error import is_database_error
 from forebay.errors import ForebayError
 from forebay.model.doors import declaring_door
 from forebay.model.text import logger
 from forebay.watch import operations
-from forebay.watch.metrics._check import CALL_SECONDS, check_session, new_session
+from forebay.watch.metrics._check import (
+    CALL_SECONDS,
+    check_session,
+    count_each_backlog,
+    new_session,
+)
 from forebay.watch.metrics._families import VALUES_MAX, families_of, text_of
 from forebay.watch.problems import problems
 
@@ -64,6 +70,7 @@ class Exporter:
         self._lock = threading.Lock()
         self._read_at = -min_seconds
         self._text = ""
+        self._counting: threading.Thread | None = None
 
     def text(self) -> str:
         """Return the metrics. In a thread that runs an event loop call ``atext``."""
@@ -77,6 +84,23 @@ class Exporter:
         """Return the metrics; the database is read in a thread."""
         return await asyncio.to_thread(self.text)
 
+    def _count_backlogs(self) -> None:
+        """Count, beside the scrapes, what may have made a read too long: the next one continues
+        from the counts.
+        """
+        if self._counting is not None and self._counting.is_alive():
+            return
+        dsn = self._dsn if isinstance(self._dsn, str) else self._dsn()
+
+        def count() -> None:
+            try:
+                asyncio.run(count_each_backlog(dsn))
+            except ForebayError as error:
+                log.warning("backlogs were not counted: %s", error)
+
+        self._counting = threading.Thread(target=count, name="forebay-counts", daemon=True)
+        self._counting.start()
+
     async def _database(self) -> str:
         began_at = time.monotonic()
         data: dict[str, Any] | None = None
@@ -87,8 +111,12 @@ class Exporter:
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 data, alerts = await _read(session)
-        except (ForebayError, TimeoutError) as error:
+        except Exception as error:
+            if not (isinstance(error, (ForebayError, TimeoutError)) or is_database_error(error)):
+                raise
             log.warning("no metrics of the database: %s", str(error) or "it did not answer in time")
+            if not isinstance(error, ForebayError):
+                self._count_backlogs()
         finally:
             await session.close()
         return text_of(families_of(data, alerts, time.monotonic() - began_at), self._values_max)
