@@ -105,7 +105,7 @@ async def count_each_backlog(dsn: str) -> None:
         await session.close()
 
 
-async def _failed(call: Awaitable[object]) -> Exception | None:
+async def _failed(call: Awaitable[int]) -> Exception | None:
     """Return the error of the database with which a call failed; None: it did not."""
     try:
         await call
