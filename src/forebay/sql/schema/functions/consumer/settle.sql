@@ -101,7 +101,7 @@ as $$
 #variable_conflict use_column
 declare
     v_error constant jsonb := jsonb_strip_nulls(jsonb_build_object('type', failed.type, 'message', failed.error, 'traceback', failed.traceback));
-    v_after constant double precision := extract(epoch from failed.retry_at - forebay._now());
+    v_after constant double precision := case when isfinite(failed.retry_at) then extract(epoch from failed.retry_at - forebay._now()) end;
 begin
     perform forebay._check_tokens(failed.tokens),
             forebay._require('error', failed.error is not null, null, 'a text'), forebay._require('type', length(failed.type) > 0, failed.type, 'a name'),

@@ -49,7 +49,7 @@ as $$
 #variable_conflict use_column
 declare
     v_lease   constant bigint := forebay._lease_of(take.worker);
-    v_millis  constant integer := extract(epoch from take.sleep) * 1000;
+    v_millis  integer;
     v_seconds double precision;
     v_group   bigint;
     v_last    record;
@@ -65,6 +65,7 @@ begin
             forebay._require_alone('forebay.take()'),
             -- In a transaction that is left open, the claim would hold up others.
             set_config('idle_in_transaction_session_timeout', '5s', true);
+    v_millis := extract(epoch from take.sleep) * 1000;
     execute 'lock table only forebay.lock_worker_' || (hashint8(v_lease) & 15) || ' in share update exclusive mode';
     -- Later statements than the lock: they see the batches of this worker's earlier calls.
     select l.lease_seconds into v_seconds from forebay.lease l where l.lease_id = v_lease and l.closed_at is null;
