@@ -675,7 +675,7 @@ def test_counters_stay_exact(conn, database):
         assert conn.execute("select * from forebay.audit_stats()").fetchone()[-1] is None
 
 
-# --- upkeep ---
+# --- maintenance ---
 
 
 def test_a_failed_promotion_leaves_the_claim(conn, database):
@@ -733,36 +733,36 @@ def test_a_promotion_behind_a_claim_passes_a_job_without_the_rule(database):
         a_promotion_behind_a_claim_passes_nothing(database)
 
 
-def test_upkeep_does_what_maintenance_does(conn, database):
+def test_maintain_does_what_maintenance_does(conn, database):
     """One round ends; a Python worker that leads maintenance makes it superfluous."""
     expires = datetime.now(UTC) + timedelta(hours=1)
     for _ in range(3):
         enqueue(conn, queue="unserved", expires_at=expires)
     shift_clock(conn, 7200)
     steps, step = [], None
-    while (step := one(conn, "select forebay.upkeep(%s)", step)) is not None:
+    while (step := one(conn, "select forebay.maintain(%s)", step)) is not None:
         steps.append(step)
         assert len(steps) < 200
     assert {"extend", "sweep", "retain", "forget", "fold", "trim_batches"} <= set(steps)
     assert one(conn, "select count(*) from forebay.dead_letter") == 3
     conn.execute("select forebay.lead_v1(1, '{0}', 130)")
-    assert one(conn, "select forebay.upkeep()") is None
+    assert one(conn, "select forebay.maintain()") is None
 
 
-def test_upkeep_seals_and_makes_segments(conn, database):
+def test_maintain_seals_and_makes_segments(conn, database):
     """And goes on beside a session that holds a lock."""
     with connect(database) as other:
         last = one(conn, "select max(hi) - 1 from forebay.segment")
         one(conn, "select setval('forebay.log_seq', %s)", last)
         other.autocommit = False
         other.execute("lock table forebay.lock_maintenance in share update exclusive mode")
-        assert one(conn, "select forebay.upkeep()") == "extend"
+        assert one(conn, "select forebay.maintain()") == "extend"
         assert one(conn, "select count(*) from forebay.seal") == 0
         other.rollback()
-        assert one(conn, "select forebay.upkeep()") == "extend"
+        assert one(conn, "select forebay.maintain()") == "extend"
         assert one(conn, "select count(*) from forebay.seal") > 0
         before = one(conn, "select count(*) from forebay.segment")
-        assert one(conn, "select forebay.upkeep('extend')") == "extend"
+        assert one(conn, "select forebay.maintain('extend')") == "extend"
         assert one(conn, "select count(*) from forebay.segment") == before + 4
 
 
@@ -867,9 +867,9 @@ BAD = [
     ("failed(array[{token}], 'x', retry_at => '290000-01-01')", "JQ001"),
     ("failed(array[{token}], 'x', retry_at => '-infinity')", "JQ001"),
     ("release(null)", "JQ001"),
-    ("upkeep('x')", "JQ001"),
-    ("upkeep('sweep x')", "JQ001"),
-    ("upkeep('retain 99999999999999999999')", "JQ001"),
+    ("maintain('x')", "JQ001"),
+    ("maintain('sweep x')", "JQ001"),
+    ("maintain('retain 99999999999999999999')", "JQ001"),
 ]  # fmt: skip
 
 

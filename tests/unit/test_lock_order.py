@@ -34,7 +34,7 @@ ENDPOINTS = {
 REPORTS = {"report_breakers_v1"}
 
 #: Each call does one of the steps that its text lists.
-ONE_STEP = {"upkeep"}
+ONE_STEP = {"maintain"}
 
 #: Pairs whose two orders are on two branches, which the text of a function does not tell, and why.
 BRANCHES = {

@@ -21,7 +21,7 @@
 -- Transaction: any; meant to be autocommitted.
 -- See: docs/howto/workers-in-other-languages.md
 create function forebay.enter(
-    worker text, queues text[], lease interval default '30 seconds', group_name text default 'default', host text default null,
+    worker text, queues text[], lease interval default '00:00:30', group_name text default 'default', host text default null,
     pid integer default null, app text default null, app_version text default null)
 returns text
 language plpgsql volatile security definer
@@ -43,7 +43,7 @@ begin
     perform forebay._require('queues', v_problem is null, v_problem, 'queues of the application'),
             forebay.open_group(q.queue, enter.group_name)
     from (select distinct u.queue from unnest(enter.queues) u (queue) order by 1) q;
-    -- Where the connection of a heartbeat is says nothing behind a pooler: nobody is suspected before the lease is over.
+    -- Behind a pooler a connection that is gone says nothing: no worker is suspected before its lease is over.
     return 'w' || forebay.open_lease_v1(
         enter.worker, v_seconds, v_seconds, null,
         jsonb_strip_nulls(jsonb_build_object(

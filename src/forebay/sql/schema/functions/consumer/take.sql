@@ -233,9 +233,9 @@ as $$
 $$;
 
 
--- What claims need to go on while nobody leads maintenance: due jobs become ready, and at most one lost lease is revoked.
+-- What further claims need while no worker leads maintenance: due jobs become ready, and at most one lost lease is revoked.
 --
--- An error must not undo the claim. It is a warning for whoever reads the log of the server.
+-- An error must not undo the claim. It is a warning in the log of the server.
 create function forebay._look_after_claims(p_lease_id bigint) returns void
 language plpgsql volatile
 as $$
@@ -281,7 +281,7 @@ end
 $$;
 
 
--- Were workers heard for so long up to this time, at intervals of at most half of that?
+-- Were workers heard for this time before a moment, at intervals of at most half of it?
 --
 -- A jump of the clock, an outage and a restart of the server leave a longer interval. Signs from the future prove nothing.
 create function forebay._is_observed(p_at timestamptz, p_seconds double precision) returns boolean

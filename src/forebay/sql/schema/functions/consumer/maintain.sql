@@ -1,7 +1,7 @@
 -- grant: worker, operator
 
--- Do one step of the upkeep that a Python worker does beside its jobs: seal full segments and make
--- new ones, expire jobs that no worker claims, empty and drop segments past their retention, fold
+-- Do one step of the maintenance that a Python worker does beside its jobs: seal full segments and
+-- make new ones, expire jobs that no worker claims, empty and drop segments past their retention, fold
 -- counters, delete what is not needed any more. Returns the step that comes next, or null when the
 -- round is over, and where a Python worker leads maintenance, which does all this.
 --
@@ -12,7 +12,7 @@
 --   step  what the last call returned; null: begin a round
 --
 -- Example:
---   select forebay.upkeep();
+--   select forebay.maintain();
 --
 -- Errors: JQ001 an unknown step, JQ012, JQ030. A lock that is not free leaves a step to the next
 --   round.
@@ -22,22 +22,22 @@
 --   forebay.close_groups(), forebay.forget_v1(), forebay.renew_counters_v1(), forebay.fold_v1(),
 --   forebay.trim_v1().
 -- See: docs/howto/workers-in-other-languages.md#without-a-python-worker
-create function forebay.upkeep(step text default null) returns text
+create function forebay.maintain(step text default null) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_steps constant text[] := array['seal', 'extend', 'promote', 'sweep', 'summarize', 'archive', 'retain', 'drop', 'close', 'forget', 'renew', 'fold']
                                || array(select 'trim_' || p from unnest(forebay._trim_parts()) p);
-    v_step  constant text := coalesce(split_part(upkeep.step, ' ', 1), v_steps[1]);
-    v_after text := nullif(substring(upkeep.step from position(' ' in upkeep.step) + 1), '');
+    v_step  constant text := coalesce(split_part(maintain.step, ' ', 1), v_steps[1]);
+    v_after text := nullif(substring(maintain.step from position(' ' in maintain.step) + 1), '');
     v_nth   constant integer := array_position(v_steps, v_step);
     v_again boolean := false;
 begin
-    perform forebay._require('step', v_nth is not null and (upkeep.step like '% %' or v_step = coalesce(upkeep.step, v_step)), upkeep.step,
+    perform forebay._require('step', v_nth is not null and (maintain.step like '% %' or v_step = coalesce(maintain.step, v_step)), maintain.step,
                              'null, or what the last call returned'),
-            forebay._require_alone('forebay.upkeep()');
-    if upkeep.step not like '% %' then
+            forebay._require_alone('forebay.maintain()');
+    if maintain.step not like '% %' then
         v_after := null;
     end if;
     if forebay._leader_of(0) is not null then
@@ -64,7 +64,7 @@ begin
             v_after := null;
             v_again := false;
         when invalid_text_representation or numeric_value_out_of_range or invalid_datetime_format or datetime_field_overflow then
-            perform forebay._require('step', false, upkeep.step, 'null, or what the last call returned');
+            perform forebay._require('step', false, maintain.step, 'null, or what the last call returned');
     end;
     return case when v_after is not null then v_step || ' ' || v_after when v_again then v_step else v_steps[v_nth + 1] end;
 end
