@@ -943,3 +943,11 @@ def test_calls_read_the_pages_that_they_state(database):
         leave = Call("leave", "select forebay.leave(%s)", [consumer.worker], {"job": 20})
         for call in (take, take, extend, leave):
             assert pages(consumer.conn, call.query, call.params) <= call.allowed(stated), call
+
+
+def test_a_migration_does_not_wait_for_it(conn, database):
+    """It calls functions that keep their meaning: no release removes them while it runs."""
+    with Consumer(database):
+        conn.execute("select forebay._require_gone(1000)")
+        with Reader(database):
+            assert sqlstate(conn, "select forebay._require_gone(1000)") == "JQ020"

@@ -43,12 +43,13 @@ begin
     perform forebay._require('queues', v_problem is null, v_problem, 'queues of the application'),
             forebay.open_group(q.queue, enter.group_name)
     from (select distinct u.queue from unnest(enter.queues) u (queue) order by 1) q;
+    -- Functions without a suffix keep their meaning, so no version: see forebay._require_gone().
     -- Behind a pooler a connection that is gone says nothing: no worker is suspected before its lease is over.
     return 'w' || forebay.open_lease_v1(
         enter.worker, v_seconds, v_seconds, null,
         jsonb_strip_nulls(jsonb_build_object(
             'queues', to_jsonb(enter.queues), 'group', enter.group_name, 'host', enter.host, 'pid', enter.pid, 'app', enter.app,
-            'app_version', enter.app_version, 'schedules', false)));
+            'app_version', enter.app_version, 'schedules', false, 'interface', 'sql')));
 end
 $$;
 
