@@ -14,7 +14,7 @@
 -- Errors: JQ001 no token of a worker, JQ010 the lease has ended, and the jobs are lost.
 -- Transaction: any; meant to be autocommitted. Commits asynchronously.
 -- See: docs/howto/workers-in-other-languages.md
--- pages: 60 + 12 a job
+-- pages: 80 + 15 a job
 create function forebay.extend(worker text, out lease_until timestamptz, out cancelled text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
