@@ -24,7 +24,7 @@ PAGE: Final = ROOT / "docs" / "guards.md"
 FUNCTIONS: Final = ROOT / "src/forebay/sql/schema/functions"
 #: The chapters of the page, and the folders of functions that each is about; the last has others.
 CHAPTERS: Final = {
-    "Claims and leases": ("claim", "lease"),
+    "Claims and leases": ("claim", "lease", "consumer"),
     "Settlements": ("settle",),
     "Keys and limits": ("keys", "limits"),
     "Replays and the archive": ("archive",),

@@ -280,7 +280,7 @@ def test_a_delayed_job_wakes_its_lane(conn, reader):
 
 def test_a_delayed_job_breaks_if_promotion_does_not_wake_its_lane(database, conn, reader):
     """Otherwise no worker finds its row in the log."""
-    break_function(database, "promote_v1", ("perform forebay._use_lanes(v_lanes)", "null"))
+    break_function(database, "_promote", ("perform forebay._use_lanes(v_lanes)", "null"))
     with violation():
         delayed(conn, reader)
 

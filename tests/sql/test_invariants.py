@@ -189,7 +189,7 @@ def test_nothing_lost_breaks_without_the_late_part_of_promotion(database):
     """A promoter that looks only ahead of its mark forgets late committers."""
     break_function(
         database,
-        "promote_v1",
+        "_promote",
         (
             (
                 "where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)\n"

@@ -61,7 +61,8 @@ GOOD = {
     "subjects": "'[{\"queue\": \"mail\", \"kind\": \"crawl\", \"subject\": \"page\"}]'",
     "to_version": "1", "token": "null", "unique_as": "'{\"once\": \"k\"}'", "until": "now()",
     "upgraded": "1", "value": "5", "what": "'1'", "concurrency": "3",
-    "payloads": "array['{}'::jsonb]",
+    "payloads": "array['{}'::jsonb]", "tokens": "array['1-1-1']", "worker": "'w1'",
+    "error": "'x'", "delay": "'1 s'", "reason": "'x'",
     "alerts": "'[]'", "p_alerts": "'[]'", "p_clear_seconds": "60", "start": "now()",
 }  # fmt: skip
 
@@ -106,6 +107,8 @@ def calls(conn: psycopg.Connection) -> Iterator[Call]:
         good = {name: f"{GOOD[name]}" for name in names[: len(names) - defaults]}
         if function == "enqueue_many" and "args" in good:
             good["args"] = "array['{}'::jsonb]"
+        if function == "enter":
+            good["queues"] = "array['mail']"
         if function == "enqueue_many" and "jobs" in good:
             good["jobs"] = '\'[{"kind": "mail"}]\''
         for parameter, type_ in types_by_name.items():

@@ -33,6 +33,9 @@ ENDPOINTS = {
 #: they take the rows of the breakers, then the row of the queue's limits before that of the key.
 REPORTS = {"report_breakers_v1"}
 
+#: Each call does one of the steps that its text lists.
+ONE_STEP = {"maintain"}
+
 #: Pairs whose two orders are on two branches, which the text of a function does not tell, and why.
 BRANCHES = {
     ("keys", "lock_successor"): "a claim is of one sort of lanes",
@@ -40,8 +43,10 @@ BRANCHES = {
         "lane",
         "lock_gate_",
     ): "a claim passes the gate before the lock of the lane, if that is not free",
+    ("limiter", "lock_polls"): "a poll tries the lock, waits for none, and gives it back at once",
+    ("lane", "lock_polls"): "as above",
     ("lock_sweep", "queue_group"): "dropping a queue cancels, which takes no lock; it moves no job",
-    ("lock_promotion", "queue_group"): "as above",
+    ("lock_promotion", "queue_group"): "dropping a queue cancels, as above",
     (
         "lane",
         "queue_group",
@@ -105,6 +110,8 @@ def circles(taken: dict[str, list[str]]) -> list[list[str]]:
     """
     orders: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(dict)
     for function, all_locks in taken.items():
+        if function in ONE_STEP:
+            continue
         locks = [lock.replace("try ", "lock_") for lock in all_locks if "rows of" not in lock]
         waits = {lock for lock in all_locks if not lock.startswith("try ")}
         for at, first in enumerate(locks):

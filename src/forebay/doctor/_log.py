@@ -218,7 +218,8 @@ _LEASES_SQL: Final = """
 select l.lease_id, l.worker, extract(epoch from clock_timestamp() - l.opened_at)::float8,
        extract(epoch from clock_timestamp() - h.heartbeat_at)::float8, l.suspect_seconds,
            l.lease_seconds,
-       coalesce(j.jobs, 0)::bigint, l.version
+       coalesce(j.jobs, 0)::bigint, l.version,
+       coalesce(l.details ->> 'interface' = 'sql', false)
 from forebay.lease l
 left join lateral (select b.heartbeat_at from forebay.heartbeat b
                    where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
@@ -246,7 +247,7 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
     found = []
     alive = []
     others = []
-    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs, version in rows:
+    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs, version, is_plain in rows:
         facts = {
             "lease": lease,
             "worker": worker,
@@ -257,7 +258,7 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
         # An idle worker sends a heartbeat less often.
         if silent is not None and silent <= (suspect_seconds if jobs else lease_seconds):
             alive.append((worker, jobs))
-            if version != latest_version():
+            if version != latest_version() and not is_plain:
                 others.append((worker, version))
             continue
         length = "since it started" if silent is None else f"for {human_duration(silent)}"

@@ -14,6 +14,8 @@ begin
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
+        select 'lock_worker_' || n from generate_series(0, 15) n
+        union all
         select f || n from unnest(array['lock_limiter_', 'lock_keys_', 'lock_gate_']) f, generate_series(0, 63) n
     loop
         execute format('create table forebay.%s (unused integer) partition by list (unused)', v_name);

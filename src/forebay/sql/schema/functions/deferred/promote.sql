@@ -19,6 +19,23 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: hot
 as $$
+begin
+    -- With a limit of 0 the position would move past jobs that were not promoted.
+    if p_limit is null or p_limit not between 1 and 100000 then
+        raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.promote_v1()');
+    perform forebay._require_same_cluster();
+    return forebay._promote(p_limit);
+end
+$$;
+
+
+-- The promotion itself. forebay.take() calls it behind a claim, in a transaction that has written: so its cursor ends at a snapshot without
+-- the own transaction, which may add jobs that are due.
+create function forebay._promote(p_limit integer) returns integer
+language plpgsql volatile
+as $$
 declare
     v_cursor forebay.promotion;
     v_now    pg_snapshot;
@@ -35,16 +52,10 @@ declare
     v_left   record;
     v_withdrawn boolean;                 -- Are there jobs that were cancelled while they waited?
 begin
-    -- With a limit of 0 the position would move past jobs that were not promoted.
-    if p_limit is null or p_limit not between 1 and 100000 then
-        raise exception using errcode = 'JQ001', message = format('limit %s is outside 1 to 100000', coalesce(p_limit::text, 'null'));
-    end if;
-    perform forebay._require_alone('forebay.promote_v1()');
-    perform forebay._require_same_cluster();
     if not forebay._try_lock('promotion') then
         return 0;
     end if;
-    select pg_current_snapshot(), forebay._now() into v_now, v_at;
+    select forebay._snapshot_of_others(), forebay._now() into v_now, v_at;
     select * into v_cursor from forebay.promotion p order by p.no desc limit 1;
     if not found then
         v_cursor := row(0, '1:1:', '-infinity', 0, 0, v_at);

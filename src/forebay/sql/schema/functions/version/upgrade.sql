@@ -22,7 +22,7 @@ begin
                              where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
           left join lateral (select b.claimed_at from forebay.batch b
                              where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
-          where l.closed_at is null and (l.version < p_version) is not false
+          where l.closed_at is null and (l.version < p_version) is not false and l.details ->> 'interface' is distinct from 'sql'
             and greatest(l.opened_at, h.heartbeat_at, c.claimed_at) > forebay._now() - make_interval(secs => l.lease_seconds)) o;
     if v_count > 0 then
         raise exception using errcode = 'JQ020',
