@@ -220,7 +220,6 @@ def test_settings_out_of_range_are_refused(conn):
         ("reserve_rows", 2**63 - 1),
         ("bogus", 1),
         (None, 1),
-        ("segment_rows", None),
     ]:
         assert sqlstate(conn, "select forebay.configure(%s, %s::bigint)", name, value) == "JQ001"
 

@@ -20,7 +20,7 @@ from forebay.ops import protocol
 from forebay.policy.cause import without_values
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from forebay.arguments.kinds import Kinds
     from forebay.db.session import Session
@@ -118,9 +118,16 @@ class BreakerReports:
     Args:
         kinds: the handlers.
         worker: the name of the process.
+        settings: returns the settings of the database that somebody has set.
     """
 
-    def __init__(self, kinds: Kinds, worker: str) -> None:
+    def __init__(
+        self,
+        kinds: Kinds,
+        worker: str,
+        settings: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._settings = settings
         self._kinds = kinds
         self._worker = worker
         #: Where a kind with a breaker had jobs. The success of any kind there closes a breaker.
@@ -174,7 +181,7 @@ class BreakerReports:
             self._forget_rows()
         row = self._rows.setdefault((queue, key), _Row())
         row.failures += 1
-        if row.failures >= breaker.failures:
+        if row.failures >= (breaker.with_settings(self._settings()).failures or 1):
             row.until = math.inf
         error = ended.error or {}
         text = f"{error.get('type', 'failed')}: {without_values(error.get('message', ''))}"
@@ -196,7 +203,8 @@ class BreakerReports:
             if one.breaker is None or row is None:
                 continue
             if place in opened or row.until == math.inf:
-                on_the_way = min(_ON_THE_WAY_SECONDS, one.breaker.cooldown_seconds / 2)
+                first = one.breaker.with_settings(self._settings()).cooldown_seconds or 0.0
+                on_the_way = min(_ON_THE_WAY_SECONDS, first / 2)
                 row.failures, row.until = 0, now + on_the_way
 
     def _add(self, attempt: _Attempt) -> None:
