@@ -1,4 +1,4 @@
-"""forebay settings: what holds for a whole database, where nobody else has set it."""
+"""forebay settings: what holds for a whole database."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class HeartbeatAnswer:
     muted_causes: frozenset[str] = frozenset()
     #: Maximum attempts by queue, of those queues that have one.
     queue_attempts: Mapping[str, int] = field(default_factory=dict)
-    #: The settings of the database that workers follow, of those that somebody has set.
+    #: The settings of the database that workers follow, of those that were set.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -287,8 +287,8 @@ def open_lease(
     )
 
 
-def followed_settings() -> Operation[dict[str, Any]]:
-    """Return the settings of the database that workers follow, of those that somebody has set."""
+def followed_settings() -> Operation[Mapping[str, Any]]:
+    """Return the settings of the database that workers follow, of those that were set."""
     return Operation(
         "select forebay.followed_settings_v1()::text", lambda rows: dict(json.loads(scalar(rows)))
     )

@@ -13,7 +13,7 @@ from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 from forebay.model.groups import ClosedGroup, DroppedQueue, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
-from forebay.model.settings import DatabaseSetting
+from forebay.model.settings import DatabaseSetting, QueueSetting
 from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
 from forebay.ops.records import rows_as
 
@@ -341,6 +341,15 @@ def settings() -> Operation[list[DatabaseSetting]]:
     return Operation(
         "select to_jsonb(s)::text from forebay.settings() s",
         lambda rows: rows_as(DatabaseSetting, rows),
+    )
+
+
+def queue_settings(queue: str) -> Operation[list[QueueSetting]]:
+    """Return the call that reads all settings that hold for a queue."""
+    return Operation(
+        "select to_jsonb(s)::text from forebay.queue_settings(%(queue)s) s",
+        lambda rows: rows_as(QueueSetting, rows),
+        {"queue": checks.checked_name(queue, "queue")},
     )
 
 

@@ -56,8 +56,8 @@ class Breaker:
     Raises:
         ConfigError: a value is refused.
 
-    >>> Breaker(failures=5, cooldown=60).with_settings({}).cooldown_max_seconds
-    600.0
+    >>> Breaker(failures=5, cooldown=60).cooldown_seconds
+    60.0
     """
 
     failures: int | None = None
@@ -74,25 +74,6 @@ class Breaker:
         if self.cooldown_max is not None:
             _checked_cooldown("cooldown_max", self.cooldown_max, least=first)
         _check_types(self.count_on)
-
-    def with_settings(self, found: Mapping[str, Any]) -> Breaker:
-        """Return it with the settings of the database where it has none itself.
-
-        Args:
-            found: those that somebody has set.
-        """
-        known = {**_BUILT_IN, **found}
-        first = self.cooldown_seconds
-        first = known["breaker_cooldown_seconds"] if first is None else first
-        longest = self.cooldown_max_seconds
-        if longest is None:
-            longest = max(known["breaker_cooldown_max_seconds"], first)
-        return Breaker(
-            failures=known["breaker_failures"] if self.failures is None else self.failures,
-            cooldown=float(first),
-            cooldown_max=float(max(first, longest)),
-            count_on=self.count_on,
-        )
 
     @property
     def cooldown_seconds(self) -> float | None:
@@ -124,6 +105,29 @@ class Breaker:
         if is_permanent:
             return True
         return None if self.count_on else False
+
+
+def with_settings(breaker: Breaker, found: Mapping[str, Any]) -> Breaker:
+    """Return a breaker with the settings of the database where it has none itself.
+
+    Args:
+        breaker: as declared.
+        found: the settings that were set.
+
+    >>> with_settings(Breaker(cooldown=60), {"breaker_failures": 3}).failures
+    3
+    """
+    known = {**_BUILT_IN, **found}
+    first = breaker.cooldown_seconds
+    first = known["breaker_cooldown_seconds"] if first is None else first
+    longest = breaker.cooldown_max_seconds
+    longest = known["breaker_cooldown_max_seconds"] if longest is None else longest
+    return Breaker(
+        failures=known["breaker_failures"] if breaker.failures is None else breaker.failures,
+        cooldown=float(first),
+        cooldown_max=float(max(first, longest)),
+        count_on=breaker.count_on,
+    )
 
 
 def checked_breaker(name: str, breaker: object, *, has_key: bool) -> Breaker | None:

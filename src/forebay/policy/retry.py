@@ -324,6 +324,8 @@ def checked_json_policy(policy: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         ConfigError: a key is unknown, or a value is out of range.
     """
+    if not policy:
+        raise ConfigError("retry", "is an empty object", hint='Write {"max_retries": 10}.')
     for name, value in policy.items():
         if name not in _JSON_KEYS:
             raise ConfigError(

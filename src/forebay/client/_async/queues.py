@@ -11,7 +11,7 @@ from forebay.db.drivers import AsyncConnection
 from forebay.model.declared import Queue, QueueDifference
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
-from forebay.model.settings import DatabaseSetting
+from forebay.model.settings import DatabaseSetting, QueueSetting
 from forebay.ops import declared, queues
 from forebay.ops.queues import SettingValue
 
@@ -305,3 +305,15 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection to use.
         """
         return await self._run(conn, queues.settings())
+
+    async def queue_settings(
+        self, queue: str, *, conn: AsyncConnection | None = None
+    ) -> list[QueueSetting]:
+        """Return all settings that hold for a queue: limits, pauses, retries, retention, groups,
+        keys, thresholds and kinds, with where each comes from and who has set it.
+
+        Args:
+            queue: the queue.
+            conn: the connection to use.
+        """
+        return await self._run(conn, queues.queue_settings(queue))

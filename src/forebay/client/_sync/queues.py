@@ -12,7 +12,7 @@ from forebay.db.drivers import SyncConnection
 from forebay.model.declared import Queue, QueueDifference
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
-from forebay.model.settings import DatabaseSetting
+from forebay.model.settings import DatabaseSetting, QueueSetting
 from forebay.ops import declared, queues
 from forebay.ops.queues import SettingValue
 
@@ -304,3 +304,15 @@ class Queues(ClientBase):
             conn: the connection to use.
         """
         return self._run(conn, queues.settings())
+
+    def queue_settings(
+        self, queue: str, *, conn: SyncConnection | None = None
+    ) -> list[QueueSetting]:
+        """Return all settings that hold for a queue: limits, pauses, retries, retention, groups,
+        keys, thresholds and kinds, with where each comes from and who has set it.
+
+        Args:
+            queue: the queue.
+            conn: the connection to use.
+        """
+        return self._run(conn, queues.queue_settings(queue))

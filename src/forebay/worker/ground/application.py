@@ -65,7 +65,7 @@ class Application(Protocol):
         """
 
     def follow(self, found: Mapping[str, Any]) -> None:
-        """Take the settings of the database that somebody has set: they hold for handlers where
+        """Take the settings of the database that were set: they hold for handlers where
         neither the code nor the process has its own.
         """
 

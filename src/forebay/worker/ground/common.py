@@ -30,7 +30,7 @@ class Common:
         until_idle: whether it ends when there is nothing left to do.
         signals: wake and end it.
         stats: count what it did.
-        followed: the settings of the database that it follows, of those that somebody has set.
+        followed: the settings of the database that it follows, of those that were set.
     """
 
     app: Application

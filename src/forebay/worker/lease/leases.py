@@ -77,7 +77,7 @@ class LeaseKeeper:
         self._settler = settler
         self._describe = describe
         self._on_groups = on_groups
-        #: Those that new leases have, and the length that the database has; None: nobody set it.
+        #: Those that new leases have, and the length that the database has; None: it is not set.
         self._lease_settings = settings
         self._followed_seconds: float | None = None
         #: Whether it waits while the schema is missing or too old; else that is an error.

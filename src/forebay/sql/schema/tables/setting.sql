@@ -5,7 +5,7 @@
 create table forebay.setting (
     name   text primary key,
     value  jsonb not null,               -- 'null': none
-    set_at timestamptz,                  -- null: nobody has set it, and the value is the built-in one
+    set_at timestamptz,                  -- null: it is not set, and the value is the built-in one
     role   text,                         -- login role that set it
     actor  text                          -- who, as the client says: the setting forebay.actor
 );

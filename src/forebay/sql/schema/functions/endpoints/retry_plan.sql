@@ -68,6 +68,7 @@ create function forebay._policy_problem(p_policy jsonb) returns text
 language sql immutable
 as $$
     select coalesce(
+        case when p_policy = '{}' then 'retry is an empty object' end,
         (select format('retry has %s, which is none of max_retries, backoff, base_delay, increment, max_delay, jitter, delays', quote_literal(left(k, 40)))
          from jsonb_object_keys(p_policy) k
          where k <> all ('{max_retries,backoff,base_delay,increment,max_delay,jitter,delays}') order by k limit 1),

@@ -1,7 +1,7 @@
 -- grant: worker
 
--- The settings of the database that workers follow, as far as somebody has set them: an object,
--- empty if nobody has. Heartbeats return them too, as `settings`.
+-- The settings of the database that workers follow, of those that were set: an object. Heartbeats
+-- return them too, as `settings`.
 -- pages: 10
 create function forebay.followed_settings_v1() returns jsonb
 language sql stable security definer

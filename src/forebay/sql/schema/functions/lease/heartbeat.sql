@@ -19,7 +19,7 @@
 --   concurrency     what forebay.set_concurrency() has set for the worker, null for none
 --   muted_causes    the muted causes of death
 --   queue_attempts  the maximum attempts of the queues that have one
---   settings        as forebay.followed_settings_v1(); null: nobody has set one
+--   settings        as forebay.followed_settings_v1(); null: none was set
 --
 -- Transaction: any; meant to be autocommitted. Commits asynchronously.
 -- pages: 40 + 5 a job

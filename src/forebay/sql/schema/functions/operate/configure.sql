@@ -3,9 +3,9 @@
 -- Change a setting of the whole database; returns the previous value, null for none. Null gives the
 -- built-in value back. forebay.settings() lists the names, with what each may be.
 --
--- What an endpoint, a queue, a kind or a process has set itself comes first: the value of the
--- database is for what nobody has set. A running worker knows it with its next heartbeat after the
--- commit, a deliverer within a second, an enqueue and maintenance at once.
+-- What an endpoint, a queue, a kind or a process has set itself comes first. A running worker knows
+-- the change with its next heartbeat after the commit, a deliverer within a second, an enqueue and
+-- maintenance at once.
 --
 -- Parameters:
 --   name     the name of the setting

@@ -7,8 +7,8 @@
 --   built_in  the value without forebay.configure()
 --   range     what it may be
 --   unit      of numbers; null: it has none
---   set_by    who set it: the actor that the client gave, else the login role; null: nobody, and the
---             built-in value holds
+--   set_by    who set it: the actor that the client gave, else the login role; null: it is not
+--             set, and the built-in value holds
 --   set_at    when
 --   meaning   what it does
 --

@@ -51,7 +51,7 @@ as $$
 $$;
 
 
--- The settings that workers follow and that somebody has set, as an object; null: none.
+-- The settings that workers follow and that were set, as an object; null: none.
 create function forebay._followed_settings() returns jsonb
 language sql stable
 as $$
