@@ -68,7 +68,7 @@ def test_a_thousand_random_policies_mean_the_same(conn, seed):
         assert (tries, tuple(delays)) == (python.tries, python.delays), policy
         assert total == pytest.approx(python.total, rel=1e-12), policy
         assert jitter == (python.jitter != "none"), policy
-    assert 200 < taken < 990
+    assert 100 < taken < 900
 
 
 @pytest.mark.parametrize("name", PRESETS)

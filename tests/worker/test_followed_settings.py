@@ -5,7 +5,7 @@ import pytest
 import forebay
 from forebay import Breaker, RetryPolicy
 from forebay.config import RetrySettings, Settings, WorkerSettings
-from tests.support.engine import one, state
+from tests.support.engine import enqueue, one, state
 from tests.support.fix_worker import running
 from tests.support.waiting import wait_for_async
 from tests.support.worker_process import FAST
@@ -118,3 +118,17 @@ async def test_a_breaker_without_numbers_has_those_of_the_database(app, conn):
             "select threshold, cooldown, cooldown_max from forebay.breaker where opened_at < now()"
         )
         await wait_for_async(lambda: conn.execute(opened).fetchall() == [(2, 600.0, 600.0)])
+
+
+@pytest.mark.slow
+async def test_a_child_process_follows_too(database, conn, workers):
+    """Its parent tells it with each job."""
+    configure(conn, "retry_strategy", "fixed")
+    configure(conn, "retry_base_seconds", 1000)
+    configure(conn, "retry_cap_seconds", 1000)
+    configure(conn, "retry_jitter", False)
+    workers.start()
+    job = enqueue(conn, kind="not_run_in_process", args={"entry": 1})
+    await wait_for_async(lambda: state(conn, job) == "retrying", 60)
+    left = "select extract(epoch from run_at - now()) from forebay.job(%s)"
+    assert 900 < one(conn, left, job) <= 1000

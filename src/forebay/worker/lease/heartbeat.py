@@ -142,7 +142,7 @@ class Heartbeat:
             except RuntimeError:
                 return  # The worker's loop is closed.
             silent = time.monotonic() - self._seen_at
-            # The leases cannot be trusted any more if the worker's loop does not respond so long.
+            # After this time the leases cannot be trusted any more.
             if silent > self._snapshot.trusted_seconds:
                 if not stalled:
                     log.error(

@@ -79,13 +79,13 @@ begin
             perform forebay._set_key_probes('forebay.deliver', v_new.name, v_holds.breaker_cooldown, v_open.probe_at);
         end if;
     end if;
-    -- Only what has changed.
+    -- Only what has changed, with the values that hold.
     perform forebay._record_event(
         'endpoints.alter', p_subject_id => v_new.endpoint_id,
-        p_old => (select jsonb_object_agg(o.key, o.value) from jsonb_each(forebay._endpoint_facts(v_before)) o
-                  where o.key = 'name' or o.value is distinct from forebay._endpoint_facts(v_new) -> o.key),
-        p_new => (select jsonb_object_agg(n.key, n.value) from jsonb_each(forebay._endpoint_facts(v_new)) n
-                  where n.key = 'name' or n.value is distinct from forebay._endpoint_facts(v_before) -> n.key));
+        p_old => (select jsonb_object_agg(o.key, o.value) from jsonb_each(forebay._endpoint_facts(v_held)) o
+                  where o.key = 'name' or o.value is distinct from forebay._endpoint_facts(v_holds) -> o.key),
+        p_new => (select jsonb_object_agg(n.key, n.value) from jsonb_each(forebay._endpoint_facts(v_holds)) n
+                  where n.key = 'name' or n.value is distinct from forebay._endpoint_facts(v_held) -> n.key));
     return true;
 end
 $$;
