@@ -57,17 +57,17 @@ def _options(
         str | None, option("--burst N", "Deliveries started at once after a pause.")
     ] = None,
     concurrency: Annotated[
-        int | None, option("--concurrency N", "Deliveries that run at once [new: the database's].")
+        str | None, option("--concurrency N", "Deliveries that run at once [new: the database's].")
     ] = None,
     breaker_threshold: Annotated[
-        int | None,
+        str | None,
         option(
             "--breaker-threshold N",
             "Failures in a row that open the breaker [new: the database's].",
         ),
     ] = None,
     breaker_cooldown: Annotated[
-        int | None,
+        str | None,
         option(
             "--breaker-cooldown SECONDS",
             "Between probes of an open breaker [new: the database's].",
