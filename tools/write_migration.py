@@ -211,7 +211,7 @@ def plan(there: dict[str, str], wanted: dict[str, str], script: str) -> Files:
             case "setting" if name not in there:
                 files.pre.append(
                     f"insert into forebay.setting (name, value) values ('{subject}', "
-                    f"{wanted[name]});\n"
+                    f"'{wanted[name]}');\n"
                 )
             case "order" if sorted(there.get(name, "").split(", ")) == sorted(
                 wanted.get(name, "").split(", ")

@@ -17,7 +17,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import forebay
 from forebay import errors as defined
-from forebay.config import GROUPS
+from forebay.config import GROUPS, declared_settings
 from forebay.errors import ForebayError
 from forebay.watch.metrics import DATABASE_METRICS, WORKER_METRICS
 
@@ -64,7 +64,7 @@ def settings(group: str) -> str:
                 "not set" if item.default is None else str(item.default),
                 item.metadata["meaning"],
             )
-            for item in fields(GROUPS[group])
+            for item in declared_settings(GROUPS[group])
         ),
     )
 

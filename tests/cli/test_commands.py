@@ -6,7 +6,7 @@ import json
 import pytest
 
 from forebay.client import Client
-from forebay.config import GROUPS
+from forebay.config import GROUPS, declared_settings
 from forebay.ops import protocol
 from forebay.sql import latest_version
 from tests.support.engine import Reader, enqueue, one, shift_clock, small_segments
@@ -548,9 +548,7 @@ def test_config_shows_every_setting_with_its_source(forebay, monkeypatch, tmp_pa
     answer = forebay("config", "--max-attempts", "5", "--json")
     found = answer.json
     rows = {name: (row["value"], row["source"]) for name, row in found["settings"].items()}
-    from dataclasses import fields
-
-    assert set(rows) == {item.name for cls in GROUPS.values() for item in fields(cls)}
+    assert set(rows) == {item.name for cls in GROUPS.values() for item in declared_settings(cls)}
     assert rows["concurrency"] == (3, str(tmp_path / "forebay.toml"))
     assert rows["lease_seconds"] == (40.0, "FOREBAY_LEASE_SECONDS")
     assert rows["max_attempts"] == (5, "--max-attempts")

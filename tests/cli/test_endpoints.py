@@ -168,3 +168,19 @@ def test_a_test_message_without_an_answer_says_where_to_look(forebay, database):
     answer = forebay("endpoints", "test", "shop", "--wait", 0, "--json")
     assert answer.json == {"endpoint": "shop", "job_id": 2, "state": "ready", "error": None}
     assert Client(database).job(2)[0].kind == "forebay.test"
+
+
+def test_an_endpoint_shows_its_policy_with_the_total_and_what_is_the_databases(forebay):
+    """A policy is written as JSON; none gives the settings of the database back."""
+    policy = '{"max_retries": 4, "backoff": "linear", "base_delay": 10, "jitter": false}'
+    forebay(*NEW, "--retry", policy, "--concurrency", "3")
+    out = forebay("endpoints", "show", "shop").out
+    assert "5 tries over 1 min 40 s; " in out
+    assert "jitter off" in out
+    assert "breaker_threshold, breaker_cooldown" in out
+    changed = forebay("endpoints", "alter", "shop", "--retry", "none", "--concurrency", "none")
+    assert changed.code == 0, changed.err
+    assert "retry" in forebay("endpoints", "show", "shop", "--json").json["inherits"]
+    out = forebay("endpoints", "show", "shop").out
+    assert "retry, concurrency, breaker_threshold, breaker_cooldown" in out
+    assert "10 tries over 75 h 35 min" in out

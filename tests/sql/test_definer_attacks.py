@@ -207,7 +207,7 @@ REFUSED = [
     r"select forebay.enqueue('work', tag => E'a\x01b')",
     r"select forebay.enqueue('work', correlation_id => E'\x7f')",
     "select forebay.enqueue('work', queue => '')",
-    "select forebay.enqueue('work', delay => '-1 second')",
+    "select forebay.enqueue('work', delay => '101 years')",
     """select forebay.enqueue_many('[{"kind": "a b"}]')""",
 ]
 

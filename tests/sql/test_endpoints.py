@@ -182,7 +182,7 @@ BAD = [
     ("rate", {"rate": 0}, "rate 0 is outside 0.000001 to 1000000 per second"),
     ("burst", {"burst": 2}, "burst 2 without a rate"),
     ("concurrency", {"concurrency": 0}, "concurrency 0 is outside 1 to 1000000"),
-    ("concurrency", {"concurrency": None}, "concurrency is null"),
+    ("keeps_response", {"keeps_response": None}, "keeps_response is null"),
     (
         "breaker_threshold",
         {"breaker_threshold": 1001},
@@ -257,6 +257,7 @@ def test_alter_changes_what_is_given_and_nothing_else(conn):
         "concurrency",
         "max_waiting",
         "changed_at",
+        "inherits",
     }
     assert limits(conn) == (5, 10, 3, None)
     assert not one(conn, "select forebay.alter_endpoint('shop', concurrency => 3)")
@@ -275,7 +276,7 @@ def test_alter_changes_what_is_given_and_nothing_else(conn):
         ("sink => 'kafka'", "config"),
         ("config => '{}'", "config"),
         ("burst => 2", "burst"),
-        ("remove => '{concurrency}'", "remove"),
+        ("remove => '{keeps_response}'", "remove"),
         ("remove => array[null]", "remove"),
     ],
 )

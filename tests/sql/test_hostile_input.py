@@ -47,7 +47,6 @@ BAD_CALLS = [
     ("'work', priority => -32769", "JQ001"),
     ("'work', priority => null", "JQ001"),
     ("'work', priority => 2147483648", "42883"),
-    ("'work', delay => '-1 second'", "JQ001"),
     ("'work', delay => '101 years'", "JQ001"),
     ("'work', delay => '170000000 years'", "JQ001"),
     ("'work', delay => '1 s', run_at => '2030-01-01'", "JQ001"),
@@ -100,7 +99,6 @@ BAD_JOBS = [
     ("delay of the wrong type", {"kind": "work", "delay": "soon"}),
     ("delay that is not a number", {"kind": "work", "delay": "NaN"}),
     ("delay without end", {"kind": "work", "delay": "Infinity"}),
-    ("negative delay", {"kind": "work", "delay": -0.001}),
     ("delay beyond all times", {"kind": "work", "delay": 1e300}),
     ("a time that is none", {"kind": "work", "run_at": "yesterday-ish"}),
     ("endless expiry", {"kind": "work", "expires_at": "infinity"}),
@@ -220,7 +218,6 @@ def test_settings_out_of_range_are_refused(conn):
         ("reserve_rows", 2**63 - 1),
         ("bogus", 1),
         (None, 1),
-        ("segment_rows", None),
     ]:
         assert sqlstate(conn, "select forebay.configure(%s, %s::bigint)", name, value) == "JQ001"
 

@@ -190,7 +190,7 @@ def test_a_bad_report_is_refused(database, conn):
     with Reader(database, "q") as reader:
         put(conn, "a")
         (batch,) = take(reader)
-        for bad in ({"threshold": 0}, {"cooldown": 0.5}, {"cooldown_max": 1}, {"threshold": None}):
+        for bad in ({"threshold": 0}, {"cooldown": 0.5}, {"cooldown_max": 1}, {"threshold": 1001}):
             call = "select forebay.report_breakers_v1('w', '{}', %s::jsonb)"
             ended = json.dumps([failed(reader, batch, **bad)])
             assert sqlstate(conn, call, ended) == "JQ001", bad

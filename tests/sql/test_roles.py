@@ -178,13 +178,13 @@ def test_each_role_may_call_what_it_needs(database, conn):
     assert not {"configure", "adopt_v1", "purge_dead", "redrive", "pause_queue"} & (
         allowed["forebay_worker"] | allowed["forebay_producer"] | allowed["forebay_reader"]
     )
-    assert not {"configure", "adopt_v1"} & set().union(*allowed.values())
+    assert "adopt_v1" not in set().union(*allowed.values())
     with acting_as(database, "forebay_reader") as reader:
         enqueue(conn)
         assert one(reader, "select count(*) from forebay.log") == 1
         assert sqlstate(reader, "select forebay.enqueue('work')") == "42501"
         assert sqlstate(reader, "delete from forebay.log") == "42501"
-        assert sqlstate(reader, "update forebay.setting set value = 1") == "42501"
+        assert sqlstate(reader, "update forebay.setting set value = '1'") == "42501"
 
 
 def test_a_stranger_gets_nowhere(database):

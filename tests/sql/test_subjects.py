@@ -194,7 +194,7 @@ def test_a_push_follows_its_transaction(conn, reader, database):
         {"subject": "x" * 513},
         {"subject": "a\nb"},
         {"subject": "a", "version": -1},
-        {"subject": "a", "delay": -1},
+        {"subject": "a", "delay": 4e9},
         {"subject": "a", "delay": 1, "run_at": "2030-01-01"},
         {"subject": "a", "delay": "soon"},
         {"subject": "a", "priority": 99999},

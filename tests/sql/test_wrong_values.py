@@ -55,7 +55,7 @@ GOOD = {
     "p_holder": "'x'", "p_jobs": "1", "p_name": "'docs'", "p_outcome": "'x'", "p_queue": "'mail'",
     "p_reason": "'x'", "p_server": "'x'", "p_who": "'w'", "passed": "'x'", "payload": "'{}'",
     "priority": "5", "query": "'select 1 as id'", "queue": "'mail'", "queues": "'[]'",
-    "replay_id": "1", "revision": "1", "schedule": "'main'", "schedules": "'[]'",
+    "replay_id": "1", "retry": "'[]'", "revision": "1", "schedule": "'main'", "schedules": "'[]'",
     "secret": "'env:X'", "segment_id": "1", "since": "now() - interval '1 day'", "sink": "'http'",
     "step": "'minute'", "subject": "'page'", "subject_id": "1",
     "subjects": "'[{\"queue\": \"mail\", \"kind\": \"crawl\", \"subject\": \"page\"}]'",

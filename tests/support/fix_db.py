@@ -148,7 +148,7 @@ def _keep_few_segments(dsn: str) -> None:
     """
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
-            "select forebay.configure('reserve_rows', %s * value) from forebay.setting"
+            "select forebay.configure('reserve_rows', %s * value::bigint) from forebay.setting"
             " where name = 'segment_rows'",
             [_SEGMENTS],
         )

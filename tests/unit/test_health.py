@@ -39,7 +39,9 @@ def signals():
 def leases():
     """The leases: one, confirmed now. It is trusted for 20 s."""
     return SimpleNamespace(
-        current=SimpleNamespace(lost=False, trusted_until=120.0), problem="no schema"
+        current=SimpleNamespace(lost=False, trusted_until=120.0, trusted_seconds=20.0),
+        trusted_seconds=20.0,
+        problem="no schema",
     )
 
 

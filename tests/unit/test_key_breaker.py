@@ -7,6 +7,7 @@ import pytest
 import forebay
 from forebay import Breaker
 from forebay.errors import ConfigError, HardTimeout, SoftTimeout, WorkerLost
+from forebay.policy.key_breaker import with_settings
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,17 @@ def test_a_bad_value_is_refused_by_name(options, field):
 def test_times_are_seconds_or_timedeltas():
     breaker = Breaker(cooldown=timedelta(minutes=1), cooldown_max=timedelta(hours=1))
     assert (breaker.cooldown_seconds, breaker.cooldown_max_seconds) == (60.0, 3600.0)
-    assert Breaker(cooldown=3600).cooldown_max_seconds == 3600.0
+    assert with_settings(Breaker(cooldown=3600), {}).cooldown_max_seconds == 3600.0
+
+
+def test_what_a_breaker_leaves_out_is_that_of_the_database():
+    found = {"breaker_failures": 3, "breaker_cooldown_seconds": 60}
+    breaker = with_settings(Breaker(cooldown=5), found)
+    assert (breaker.failures, breaker.cooldown_seconds, breaker.cooldown_max_seconds) == (3, 5, 600)
+    assert with_settings(Breaker(failures=2), found) == Breaker(
+        failures=2, cooldown=60.0, cooldown_max=600.0
+    )
+    assert with_settings(Breaker(), {}) == Breaker(failures=10, cooldown=30.0, cooldown_max=600.0)
 
 
 @pytest.mark.parametrize("error", [SoftTimeout(1), HardTimeout(1), WorkerLost()])

@@ -25,7 +25,7 @@ FAMILIES = {"_lock_lane": "lane", "_lock_limiter": "limiter", "_lock_keys": "key
 #: take the row of the queue's limits before that of the key, and no other lock of settings.
 ENDPOINTS = {
     "create_endpoint", "alter_endpoint", "drop_endpoint", "enable_endpoint", "reset_endpoint",
-    "disable_endpoint", "report_deliveries_v1", "sweep_endpoints_v1",
+    "disable_endpoint", "report_deliveries_v1", "sweep_endpoints_v1", "configure",
 }  # fmt: skip
 
 

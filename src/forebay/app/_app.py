@@ -43,7 +43,7 @@ from forebay.model.context import Context, TransactionContext
 from forebay.model.doors import declaring_door, door
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.key_breaker import Breaker
-from forebay.policy.retry import RetryPolicy
+from forebay.policy.retry import RetryPolicy, as_policy
 
 if TYPE_CHECKING:
     from forebay.client import AsyncClient, Client
@@ -180,7 +180,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         queue: str = QUEUE_DEFAULT,
         priority: int = checks.PRIORITY_DEFAULT,
         tag: str | None = None,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | Mapping[str, Any] | None = None,
         max_attempts: int | None = None,
         timeout: float | timedelta | None = None,
         soft_timeout: float | timedelta | None = None,
@@ -265,7 +265,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         queue: str = QUEUE_DEFAULT,
         priority: int = checks.PRIORITY_DEFAULT,
         tag: str | None = None,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | Mapping[str, Any] | None = None,
         max_attempts: int | None = None,
         timeout: float | timedelta | None = None,
         soft_timeout: float | timedelta | None = None,
@@ -474,7 +474,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         self,
         function: Callable[..., Any],
         *,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | Mapping[str, Any] | None = None,
         max_attempts: int | None = None,
         tag: str | None = None,
         timeout: float | timedelta | None = None,
@@ -500,7 +500,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         except InvalidJob as error:
             name = declared.get("name") or getattr(function, "__name__", "?")
             raise ConfigError(f"kind {name}: {error.field}", str(error.problem)) from None
-        policy = retry
+        policy = retry = cast("RetryPolicy | None", as_policy(retry))
         if max_attempts is not None:
             policy = replace(retry or RetryPolicy(), max_attempts=max_attempts)
         kind = Kind.declare(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.app._middleware import Middlewares
 from forebay.app._resources import Resources
@@ -16,7 +16,7 @@ from forebay.arguments.json_guard import ArgumentLimits
 from forebay.arguments.keys import KindOptions
 from forebay.arguments.kinds import Kind, Kinds
 from forebay.client import address_of
-from forebay.config import Settings, load_settings
+from forebay.config import DEFAULT, RetrySettings, Settings, load_settings
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import checks
 from forebay.policy.retry import RetryPolicy
@@ -106,6 +106,8 @@ class Internals:
         #: the rest.
         self._without_retry: dict[str, int | None] = {}
         self._retries_known = False
+        #: The settings of the database, as a worker of this process has last read them.
+        self._followed: Mapping[str, Any] = {}
         self._follow_ups_known = False
         self._options: dict[str, KindOptions] = {}
         self._encoders: dict[str, Callable[..., str]] = {}
@@ -280,14 +282,30 @@ class Internals:
 
     def with_retry(self, kind: Kind, max_attempts: int | None = None) -> Kind:
         """Return a kind with the retry policy of the settings, except for the attempts if given."""
-        chosen = self.settings.retry
+        base = self._retry_setting("retry_base_seconds")
         policy = RetryPolicy(
-            strategy=cast("Any", chosen.retry_strategy),
-            base_seconds=chosen.retry_base_seconds,
-            cap_seconds=chosen.retry_cap_seconds,
-            max_attempts=max_attempts or chosen.max_attempts,
+            strategy=self._retry_setting("retry_strategy"),
+            base_seconds=base,
+            # One of the two may come from the database and the other from the process.
+            cap_seconds=max(base, self._retry_setting("retry_cap_seconds")),
+            max_attempts=max_attempts or self._retry_setting("max_attempts"),
+            jitter=self._followed.get("retry_jitter", True),
         )
         return replace(kind, retry=policy)
+
+    def _retry_setting(self, name: str) -> Any:
+        """Return a setting of this process, else that of the database, else the built-in one."""
+        chosen = getattr(self.settings.retry, name)
+        is_own = self.settings.sources.get(name, DEFAULT) != DEFAULT
+        is_own = is_own or chosen != getattr(RetrySettings(), name)
+        return chosen if is_own else self._followed.get(name, chosen)
+
+    def follow(self, found: Mapping[str, Any]) -> None:
+        """Take the settings of the database: kinds without a retry policy have them from now on."""
+        if found != self._followed:
+            self._followed = dict(found)
+            self._retries_known = False
+            _ = self.kinds
 
     def encoder(self, kind: Kind) -> Callable[..., str]:
         """Return the function that encodes the arguments of a kind as JSON, within the size

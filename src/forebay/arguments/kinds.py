@@ -10,7 +10,7 @@ import inspect
 import typing
 from dataclasses import field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from forebay._dataclass import dataclass
 from forebay.arguments._signature import Arguments, RawItems, Untyped, arguments_of, innermost
@@ -20,7 +20,7 @@ from forebay.arguments.keys import DeclaredKeys, declared_keys
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
 from forebay.model import JobOptions, checks
 from forebay.policy.key_breaker import Breaker, checked_breaker
-from forebay.policy.retry import RetryPolicy
+from forebay.policy.retry import RetryPolicy, as_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -124,7 +124,7 @@ class Kind:
         queue: str = QUEUE_DEFAULT,
         priority: int = checks.PRIORITY_DEFAULT,
         options: JobOptions | None = None,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | Mapping[str, Any] | None = None,
         soft_timeout_seconds: float | None = None,
         hard_timeout_seconds: float | None = None,
         transaction: bool = False,
@@ -161,6 +161,7 @@ class Kind:
         _check_batch_size(name, batch_size)
         keep_seconds = _checked_keep(name, keep_result)
         _check_executor(name, executor, memory_bytes, cpu_seconds)
+        retry = cast("RetryPolicy | None", as_policy(retry))
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigError(f"kind {name}: retry", f"must be a RetryPolicy, not {shown(retry)}")
         arguments, takes_context, carries = arguments_of(
@@ -303,6 +304,10 @@ class OneHandler(Kinds):
 
     def __init__(self, kind: Kind) -> None:
         super().__init__()
+        self._kind = self.add(kind)
+
+    def renew(self, kind: Kind) -> None:
+        """Replace the handler."""
         self._kind = self.add(kind)
 
     def get(self, name: str) -> Kind:

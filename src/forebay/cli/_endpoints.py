@@ -49,22 +49,29 @@ Most = Annotated[int | None, option("--limit N", "At most this many, the oldest 
 def _options(
     *,
     retry: Annotated[
-        str | None, option("--retry POLICY", "standard, ulak, or delays in seconds: 10,60,600.")
+        str | None,
+        option("--retry POLICY", "standard, ulak, seconds (10,60,600), or a JSON object."),
     ] = None,
     rate: Annotated[str | None, option("--rate N", "Deliveries started per second.")] = None,
     burst: Annotated[
         str | None, option("--burst N", "Deliveries started at once after a pause.")
     ] = None,
     concurrency: Annotated[
-        int | None, option("--concurrency N", "Deliveries that run at once (new: 50).")
+        str | None, option("--concurrency N", "Deliveries that run at once [new: the database's].")
     ] = None,
     breaker_threshold: Annotated[
-        int | None,
-        option("--breaker-threshold N", "Failures in a row that open the breaker (new: 10)."),
+        str | None,
+        option(
+            "--breaker-threshold N",
+            "Failures in a row that open the breaker [new: the database's].",
+        ),
     ] = None,
     breaker_cooldown: Annotated[
-        int | None,
-        option("--breaker-cooldown SECONDS", "Between probes of an open breaker (new: 30)."),
+        str | None,
+        option(
+            "--breaker-cooldown SECONDS",
+            "Between probes of an open breaker [new: the database's].",
+        ),
     ] = None,
     disable_after: Annotated[
         str | None,
@@ -363,7 +370,9 @@ def _number(text: str, name: str, kind: type[int | float]) -> float:
         ) from None
 
 
-def _retry(text: str) -> str | list[float]:
+def _retry(text: str) -> str | list[float] | dict[str, Any]:
+    if text.lstrip().startswith("{"):
+        return json_object(text, "retry")
     if text[:1].isdigit():
         return [float(_number(each, "retry", float)) for each in text.split(",")]
     return text
@@ -438,17 +447,32 @@ def _facts(each: Endpoint) -> Table:
         rows.add_row(f"  {name}", value if isinstance(value, str) else json.dumps(value))
     rows.add_row("retry", _retry_text(each.retry))
     rows.add_row("limits", _limits(each))
+    if each.inherits:
+        rows.add_row("of database", ", ".join(each.inherits))
     return rows
 
 
-def _retry_text(retry: str | list[float]) -> str:
+def _retry_text(retry: Any) -> str:
     """Return the policy with its total: 10 tries over 75 h 35 min."""
     from forebay.sending import PRESETS, as_retries
+
+    if isinstance(retry, dict):
+        found = as_retries(retry)
+        words = [f"{name.replace('_', ' ')} {_word(value)}" for name, value in retry.items()]
+        return f"{found}; {', '.join(words)}"
 
     if isinstance(retry, str):
         return f"{retry}: {as_retries(retry)}" if retry in PRESETS else retry
     delays = f"after {', '.join(f'{s:g}' for s in retry)} s: " if retry else ""
     return f"{delays}{as_retries(retry)}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return " ".join(f"{one:g}" for one in value)
+    return value if isinstance(value, str) else f"{value:,.10g}"
 
 
 def _limits(each: Endpoint) -> str:

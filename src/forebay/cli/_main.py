@@ -104,6 +104,8 @@ _BUILT_IN: Final = {
         "Exports before retention: create, run, list, drop."),
     "events": ("_events:commands", _OPERATE,
         "The event log: what operators did."),
+    "settings": ("_settings:commands", _OPERATE,
+        "Settings of the database: list, set, reset."),
     "thresholds": ("_alerts:commands", _OPERATE,
         "Thresholds of the alerts."),
     "mirror": ("_mirror:commands", _OPERATE,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from forebay.cli import _change, _queue_ends
+from forebay.cli import _change, _queue_ends, _queue_settings
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import address_of, client_of
 from forebay.cli._served import check_queue_in_use
@@ -24,6 +24,7 @@ commands = Commands()
 commands.add("purge")(_change.purge)
 commands.add("truncate")(_change.truncate)
 commands.add("drop")(_queue_ends.drop)
+commands.add("show")(_queue_settings.show)
 commands.add("redact")(_queue_ends.redact)
 
 Name = Annotated[str, argument("QUEUE", "The queue.")]

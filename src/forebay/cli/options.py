@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -196,7 +195,7 @@ def setting_flags(*groups: str, common: tuple[str, ...] = ()) -> Together:
     shows the ``common`` settings only. The value is a text for each setting, None for a flag that
     was not given. They are parsed and checked together with files and environment.
     """
-    from forebay.config import GROUPS
+    from forebay.config import GROUPS, declared_settings
 
     declared = {
         item.name: option(
@@ -206,7 +205,7 @@ def setting_flags(*groups: str, common: tuple[str, ...] = ()) -> Together:
             panel=None if item.name in common else f"{SETTINGS_PANEL}{group}",
         )
         for group in groups
-        for item in fields(GROUPS[group])
+        for item in declared_settings(GROUPS[group])
     }
     return Together(_flags, declared)
 

@@ -6,7 +6,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from forebay.config._settings import (
     RetrySettings,
     SegmentSettings,
     WorkerSettings,
+    declared_settings,
 )
 from forebay.errors import ConfigError, shown
 
@@ -76,7 +77,7 @@ class Settings:
                 meaning=item.metadata["meaning"],
             )
             for group, cls in GROUPS.items()
-            for item in fields(cls)
+            for item in declared_settings(cls)
         ]
 
     def database_values(self) -> dict[str, int]:
@@ -87,7 +88,7 @@ class Settings:
         return {
             item.name: getattr(getattr(self, group), item.name)
             for group in DATABASE_GROUPS
-            for item in fields(GROUPS[group])
+            for item in declared_settings(GROUPS[group])
             if self.sources.get(item.name, DEFAULT) != DEFAULT
         }
 
@@ -125,7 +126,9 @@ def resolve_settings(
     (4, '--concurrency')
     """
     hints = {
-        name: hint for cls in GROUPS.values() for name, hint in typing.get_type_hints(cls).items()
+        item.name: typing.get_type_hints(cls)[item.name]
+        for cls in GROUPS.values()
+        for item in declared_settings(cls)
     }
     values: dict[str, Any] = {}
     sources = dict.fromkeys(hints, DEFAULT)
@@ -151,7 +154,10 @@ def resolve_settings(
     try:
         return Settings(
             **{
-                group: cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+                group: cls(
+                    **{f.name: values[f.name] for f in declared_settings(cls) if f.name in values},
+                    **({"given": frozenset(values)} if cls is WorkerSettings else {}),
+                )
                 for group, cls in GROUPS.items()
             },
             sources=sources,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import Field, field, fields, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from forebay._dataclass import dataclass
@@ -23,6 +23,10 @@ LISTENS: Final = ("auto", "never")
 SCHEDULES: Final = ("on", "off")
 WITHOUT_SCHEMA: Final = ("wait", "fail")
 STRATEGIES: Final = ("fixed", "linear", "exponential", "polynomial")
+
+
+#: The built-in length of a lease.
+_LEASE_SECONDS: Final = 30.0
 
 
 def setting(default: T, meaning: str) -> T:
@@ -54,7 +58,7 @@ class WorkerSettings:
         ),
     )
     lease_seconds: float = setting(
-        30.0, "a worker without a heartbeat for this time loses its jobs"
+        _LEASE_SECONDS, "a worker without a heartbeat for this time loses its jobs"
     )
     lease_margin_seconds: float = setting(
         5.0,
@@ -110,6 +114,8 @@ class WorkerSettings:
     health: str | None = setting(
         None, "answer the probes /live and /ready at this HOST:PORT, or at unix:PATH"
     )
+    #: The settings above that a file, the environment or a flag has set; no setting itself.
+    given: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -136,6 +142,16 @@ class WorkerSettings:
         within("reconnect_seconds_max", self.reconnect_seconds_max, 0.1, 3600)
         self._check_lease()
         self._check_timeouts()
+
+    def with_lease_seconds(self, seconds: float) -> WorkerSettings:
+        """Return these settings with the lease that the database has, unless the process has its
+        own.
+
+        Raises:
+            ConfigError: the lease is too short for the other settings.
+        """
+        is_own = "lease_seconds" in self.given or self.lease_seconds != _LEASE_SECONDS
+        return self if is_own else replace(self, lease_seconds=seconds)
 
     @property
     def slots(self) -> int:
@@ -354,6 +370,12 @@ GROUPS: Final[dict[str, type[Any]]] = {
     "payload": PayloadSettings,
     "segments": SegmentSettings,
 }
+
+
+def declared_settings(group: type[Any]) -> list[Field[Any]]:
+    """Return the settings of a group."""
+    return [item for item in fields(group) if "meaning" in item.metadata]
+
 
 #: The groups whose values are stored in the database, the same for every process.
 DATABASE_GROUPS: Final = ("retention", "payload", "segments")

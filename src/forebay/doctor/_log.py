@@ -84,8 +84,8 @@ with tail as (
     select coalesce(pg_sequence_last_value('forebay.log_seq'), 0) as last)
 select t.last, (select max(s.hi) from forebay.segment s),
        (select count(*) from forebay.segment s where s.removed_at is null and s.lo <= t.last),
-       (select s.value from forebay.setting s where s.name = 'segment_rows'),
-       (select s.value from forebay.setting s where s.name = 'reserve_rows'),
+       (select s.value::bigint from forebay.setting s where s.name = 'segment_rows'),
+       (select s.value::bigint from forebay.setting s where s.name = 'reserve_rows'),
        p.seq, extract(epoch from clock_timestamp() - p.enqueued_at)::float8
 from tail t
 left join lateral (
@@ -137,8 +137,8 @@ with used as (
     where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)),
 total as (
     select count(*) as segments, coalesce(sum(bytes), 0)::bigint as bytes,
-           (select value from forebay.setting where name = 'retention_days') as days,
-           (select value from forebay.setting where name = 'retention_bytes') as bytes_max,
+           (select value::bigint from forebay.setting where name = 'retention_days') as days,
+           (select value::bigint from forebay.setting where name = 'retention_bytes') as bytes_max,
            (select count(*) from forebay.segment where removed_at is not null) as emptied
     from used)
 select t.segments, t.bytes, t.days, t.bytes_max, t.emptied, u.segment_id, u.bytes,

@@ -124,7 +124,7 @@ with used as (
       and s.lo <= coalesce((select max(i.hi) from forebay.segment i join forebay.seal
           using (segment_id)), 0)),
 total as (
-    select sum(pg_total_relation_size(('forebay.log_' || u.segment_id)::regclass)) > b.value
+    select sum(pg_total_relation_size(('forebay.log_' || u.segment_id)::regclass)) > b.value::bigint
         as is_large,
            make_interval(days => d.value::integer) as age
     from used u, forebay.setting b, forebay.setting d

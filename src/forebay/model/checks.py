@@ -189,6 +189,18 @@ def checked_seconds(value: object, field: str, *, most: float = DELAY_SECONDS_MA
     return seconds
 
 
+def checked_delay(value: object, field: str = "delay") -> float:
+    """Return a time from now in seconds; one before now is now.
+
+    >>> checked_delay(timedelta(minutes=2)), checked_delay(-5)
+    (120.0, 0.0)
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, int | float) and -math.inf < seconds < 0:
+        return 0.0
+    return checked_seconds(value, field)
+
+
 def checked_headers(value: object, field: str = "headers") -> Mapping[str, str]:
     """Return a copy of a mapping of text to text, bounded in number and in bytes."""
     if not isinstance(value, Mapping):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from forebay._dataclass import dataclass
 from forebay.model.options import MessageOptions
@@ -12,17 +12,30 @@ from forebay.model.options import MessageOptions
 Breaker = Literal["closed", "open", "half-open"]
 
 
+class Policy(Protocol):
+    """A ``RetryPolicy``, or what else has the JSON form of one."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        raise NotImplementedError
+
+
 class EndpointOptions(TypedDict, total=False):
     """The keywords of ``create_endpoint`` and ``alter_endpoint``.
 
     Keys:
-        retry: the name of a preset, ``"standard"`` or ``"ulak"``, or at most 100 delays in seconds,
-            0 to 30 days each; there is one try more than delays. Default: ``"standard"``.
+        retry: the name of a preset, ``"standard"`` or ``"ulak"``; at most 100 delays in seconds, 0
+            to 30 days each, with one try more than delays; or a policy: a ``RetryPolicy`` or its
+            JSON form. This, ``concurrency``,
+            ``breaker_threshold`` and ``breaker_cooldown`` are those of the database if they are not
+            given, or removed by None: its settings ``endpoint_retry``, ``endpoint_concurrency``,
+            ``breaker_failures`` and ``breaker_cooldown_seconds``, built in ``"standard"``, 50, 10
+            and 30.
         rate: deliveries started per second, also below 1; None for no limit.
         burst: deliveries started at once after an idle time; None for those of one second.
-        concurrency: deliveries that run at once, over all deliverers. Default: 50.
-        breaker_threshold: failures in a row that open the breaker, 1 to 1000. Default: 10.
-        breaker_cooldown: seconds between two probes of an open breaker, 5 to 3600. Default: 30.
+        concurrency: deliveries that run at once, over all deliverers.
+        breaker_threshold: failures in a row that open the breaker, 1 to 1000.
+        breaker_cooldown: seconds between two probes of an open breaker, 5 to 3600.
         disable_after: seconds or timedelta, 12 hours to 365 days: an endpoint without a success for
             that long is disabled when a delivery fails; None for never.
         max_waiting: deliveries that wait, beyond which events are dropped for this endpoint; None
@@ -32,12 +45,12 @@ class EndpointOptions(TypedDict, total=False):
         keeps_response: whether the answer is kept as the result of the delivery. Default: False.
     """
 
-    retry: str | Sequence[float]
+    retry: str | Sequence[float] | Mapping[str, Any] | Policy | None
     rate: float | None
     burst: int | None
-    concurrency: int
-    breaker_threshold: int
-    breaker_cooldown: int
+    concurrency: int | None
+    breaker_threshold: int | None
+    breaker_cooldown: int | None
     disable_after: float | timedelta | None
     max_waiting: int | None
     max_age: float | timedelta | None
@@ -57,7 +70,7 @@ class Endpoint:
         endpoint_id: its id.
         sink: the type of its sink.
         config: the settings of the sink, with references to secrets.
-        retry: the name of a preset, or delays in seconds.
+        retry: the name of a preset, delays in seconds, or the JSON form of a policy.
         rate: deliveries started per second; None for no limit.
         burst: deliveries started at once after an idle time; None for those of one second.
         concurrency: deliveries that run at once.
@@ -93,13 +106,15 @@ class Endpoint:
         last_success_at: when it last accepted a message, to within 5 seconds; None if never.
         last_failure_at: when it last failed, to within 5 seconds; None if never.
         last_error: how; None if never.
+        inherits: which of ``retry``, ``concurrency``, ``breaker_threshold`` and
+            ``breaker_cooldown`` are those of the database.
     """
 
     name: str
     endpoint_id: int
     sink: str
     config: dict[str, Any]
-    retry: str | list[float]
+    retry: str | list[float] | dict[str, Any]
     rate: float | None
     burst: int | None
     concurrency: int
@@ -130,3 +145,4 @@ class Endpoint:
     last_success_at: datetime | None
     last_failure_at: datetime | None
     last_error: str | None
+    inherits: list[str]

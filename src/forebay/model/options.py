@@ -48,7 +48,7 @@ class JobOptions:
         tag: where the job came from, free text of at most 200 characters.
         run_at: the job starts no earlier than this instant, an aware datetime.
         delay: the job starts no earlier than this time after the enqueue, by the database's clock;
-            in seconds or as a timedelta. Not together with ``run_at``.
+            in seconds or as a timedelta; negative means now. Not together with ``run_at``.
         expires_at: from this instant on the job is not started; later than ``run_at``.
         max_attempts: maximum number of attempts, 1 to 10,000.
         correlation_id: passed to the handler unchanged, at most 200 characters.
@@ -127,7 +127,7 @@ class JobOptions:
         if self.run_at is not None:
             checks.checked_instant(self.run_at, "run_at")
         if self.delay is not None:
-            object.__setattr__(self, "delay", checks.checked_seconds(self.delay, "delay"))
+            object.__setattr__(self, "delay", checks.checked_delay(self.delay))
         if self.run_at is not None and self.delay is not None:
             raise InvalidJob("delay", "contradicts run_at: give only one of them")
         if isinstance(self.unique, Debounce) and (
@@ -148,7 +148,7 @@ class JobOptions:
     @property
     def delay_seconds(self) -> float | None:
         """The delay in seconds."""
-        return None if self.delay is None else checks.checked_seconds(self.delay, "delay")
+        return None if self.delay is None else checks.checked_delay(self.delay)
 
     @classmethod
     def parse(cls, options: Mapping[str, object]) -> JobOptions:

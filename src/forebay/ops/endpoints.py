@@ -13,6 +13,7 @@ from forebay.model.endpoints import Endpoint
 from forebay.ops.enqueue import MESSAGE, message_parameters
 from forebay.ops.operation import Operation, ResultRows, boolean, nothing, number
 from forebay.ops.records import rows_as
+from forebay.policy.retry import RetryPolicy
 
 #: The settings with the SQL of their values.
 _SETTINGS: Final = {
@@ -177,8 +178,12 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     _check_names(options)
     given = dict(options)
     for name in ("config", "retry"):
-        if name in given:
-            given[name] = _as_json(given[name], name)
+        value = given.get(name)
+        if isinstance(value, RetryPolicy):
+            value = value.as_json()
+        # None leaves it to the database.
+        if value is not None:
+            given[name] = _as_json(value, name)
     for name, sql in _SETTINGS.items():
         if sql.endswith("::integer"):
             checks.integer_or_none(given.get(name), name)

@@ -194,6 +194,8 @@ class HeartbeatAnswer:
     muted_causes: frozenset[str] = frozenset()
     #: Maximum attempts by queue, of those queues that have one.
     queue_attempts: Mapping[str, int] = field(default_factory=dict)
+    #: The settings of the database that workers follow, of those that were set.
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_group(queue: str, name: str) -> Operation[int]:
@@ -285,6 +287,13 @@ def open_lease(
     )
 
 
+def followed_settings() -> Operation[Mapping[str, Any]]:
+    """Return the settings of the database that workers follow, of those that were set."""
+    return Operation(
+        "select forebay.followed_settings_v1()::text", lambda rows: dict(json.loads(scalar(rows)))
+    )
+
+
 def close_lease(lease_id: int, *, is_retired: bool = False) -> Operation[int | None]:
     """Close a lease; return how many jobs it still held, None if it was already closed.
 
@@ -323,7 +332,7 @@ def heartbeat(
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
         "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency,"
-        " muted_causes, queue_attempts::text"
+        " muted_causes, queue_attempts::text, settings::text"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s, %(memory_kb)s)",
         _heartbeat_answer,
         {
@@ -552,9 +561,10 @@ def now() -> Operation[datetime]:
 
 def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
     (row,) = rows
-    open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted, most = (
-        row
-    )
+    (
+        open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted, most,
+        followed,
+    ) = row  # fmt: skip
     return HeartbeatAnswer(
         frozenset(open_leases),
         frozenset(cancelled_jobs),
@@ -564,4 +574,5 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
         concurrency,
         frozenset(muted or ()),
         {} if most is None else json.loads(most),
+        {} if followed is None else json.loads(followed),
     )

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from forebay._dataclass import dataclass
-from forebay.errors import InvalidJob
+from forebay.arguments.json_guard import encode_json
+from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 from forebay.model.groups import ClosedGroup, DroppedQueue, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
+from forebay.model.settings import DatabaseSetting, QueueSetting
 from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
 from forebay.ops.records import rows_as
 
 Start = Literal["beginning", "now"]
+
+#: A value of a setting of the database; None: the built-in one.
+SettingValue: TypeAlias = float | str | list[Any] | dict[str, Any] | None
 
 _GROUPS: Final = """\
 select to_jsonb(g)::text
@@ -312,12 +317,59 @@ def max_attempts() -> Operation[dict[str, int]]:
     return Operation("select queue, max_attempts from forebay.queue_attempts order by queue", dict)
 
 
-def configure(name: str, value: int) -> Operation[int]:
-    """Return the call that changes a setting of the database; it returns the previous value."""
+def configure(name: str, value: SettingValue, *, dry_run: bool = False) -> Operation[Any]:
+    """Return the call that changes a setting of the database; it returns the previous value.
+
+    Args:
+        name: the setting.
+        value: its new value; None gives the built-in one back.
+        dry_run: only check the value.
+
+    Raises:
+        InvalidJob: the value is none of these types, or cannot be a text of PostgreSQL.
+    """
     return Operation(
-        "select forebay.configure(name => %(name)s, value => %(value)s::bigint)",
-        number,
-        {"name": name, "value": value},
+        "select forebay.configure(name => %(name)s::text, value => %(value)s::text,"
+        " dry_run => %(dry_run)s::boolean)::text",
+        lambda rows: None if (text := scalar(rows)) is None else json.loads(text),
+        {
+            "name": checks.checked_text(name, "name", characters_max=100),
+            "value": _setting_text(value),
+            "dry_run": bool(dry_run),
+        },
+    )
+
+
+def settings() -> Operation[list[DatabaseSetting]]:
+    """Return the call that reads the settings of the database."""
+    return Operation(
+        "select to_jsonb(s)::text from forebay.settings() s",
+        lambda rows: rows_as(DatabaseSetting, rows),
+    )
+
+
+def queue_settings(queue: str) -> Operation[list[QueueSetting]]:
+    """Return the call that reads all settings that hold for a queue."""
+    return Operation(
+        "select to_jsonb(s)::text from forebay.queue_settings(%(queue)s) s",
+        lambda rows: rows_as(QueueSetting, rows),
+        {"queue": checks.checked_name(queue, "queue")},
+    )
+
+
+def _setting_text(value: object) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple | dict):
+        return encode_json(list(value) if isinstance(value, tuple) else value)
+    if value is None or isinstance(value, str):
+        return value and checks.checked_text(value, "value", characters_max=10_000)
+    raise InvalidJob(
+        "value",
+        f"is {shown(value)}, not a value of a setting",
+        hint="It is a number, a text, True or False, a list, a dict, or None for the built-in one.",
     )
 
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, HardTimeout, SoftTimeout, WorkerLost, shown
 from forebay.policy.retry import is_exception_type, leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FAILURES_MAX: Final = 1000
 
 COOLDOWN_MIN: Final = 1.0
 COOLDOWN_MAX: Final = 86_400.0
 
-#: The longest time between two probes, unless the first is longer.
-COOLDOWN_MAX_DEFAULT: Final = 600.0
+#: What neither the kind nor the database sets. The longest time between two probes holds unless the
+#: first is longer.
+_BUILT_IN: Final = {
+    "breaker_failures": 10,
+    "breaker_cooldown_seconds": 30.0,
+    "breaker_cooldown_max_seconds": 600.0,
+}
 
 #: The attempt was stopped from outside: no handler chose the type.
 _STOPPED: Final = (SoftTimeout, HardTimeout, WorkerLost)
@@ -35,44 +43,47 @@ class Breaker:
     the key.
 
     Attributes:
-        failures: failures in a row that open the breaker, 1 to 1000.
+        failures: failures in a row that open the breaker, 1 to 1000; None: as the setting
+            ``breaker_failures`` of the database has it, built in 10.
         cooldown: the time from the opening to the first probe, 1 second to a day, in seconds or as
-            a timedelta.
-        cooldown_max: the longest time between two probes; None: 10 minutes, or ``cooldown`` if
-            that is longer.
+            a timedelta; None: as ``breaker_cooldown_seconds``, built in 30 seconds.
+        cooldown_max: the longest time between two probes; None: as
+            ``breaker_cooldown_max_seconds``, built in 10 minutes; ``cooldown`` if that is
+            longer.
         count_on: count these exception types only; empty means all. Others say nothing about the
             key. Timeouts and processes that die count in any case.
 
     Raises:
         ConfigError: a value is refused.
 
-    >>> Breaker(failures=5, cooldown=60).cooldown_max_seconds
-    600.0
+    >>> Breaker(failures=5, cooldown=60).cooldown_seconds
+    60.0
     """
 
-    failures: int = 10
-    cooldown: float | timedelta = 30.0
+    failures: int | None = None
+    cooldown: float | timedelta | None = None
     cooldown_max: float | timedelta | None = None
     count_on: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        _check_failures(self.failures)
-        first = _checked_cooldown("cooldown", self.cooldown, least=COOLDOWN_MIN)
+        if self.failures is not None:
+            _check_failures(self.failures)
+        first = COOLDOWN_MIN
+        if self.cooldown is not None:
+            first = _checked_cooldown("cooldown", self.cooldown, least=COOLDOWN_MIN)
         if self.cooldown_max is not None:
             _checked_cooldown("cooldown_max", self.cooldown_max, least=first)
         _check_types(self.count_on)
 
     @property
-    def cooldown_seconds(self) -> float:
-        """The time from the opening to the first probe."""
-        return _seconds(self.cooldown)
+    def cooldown_seconds(self) -> float | None:
+        """The time from the opening to the first probe; None: as the database has it."""
+        return None if self.cooldown is None else _seconds(self.cooldown)
 
     @property
-    def cooldown_max_seconds(self) -> float:
-        """The longest time between two probes."""
-        if self.cooldown_max is None:
-            return max(COOLDOWN_MAX_DEFAULT, self.cooldown_seconds)
-        return _seconds(self.cooldown_max)
+    def cooldown_max_seconds(self) -> float | None:
+        """The longest time between two probes; None: as the database has it."""
+        return None if self.cooldown_max is None else _seconds(self.cooldown_max)
 
     def works(self, error: BaseException, *, is_permanent: bool) -> bool | None:
         """Return what an exception says of the limit key: whether it works, or None for nothing.
@@ -94,6 +105,29 @@ class Breaker:
         if is_permanent:
             return True
         return None if self.count_on else False
+
+
+def with_settings(breaker: Breaker, found: Mapping[str, Any]) -> Breaker:
+    """Return a breaker with the settings of the database where it has none itself.
+
+    Args:
+        breaker: as declared.
+        found: the settings that were set.
+
+    >>> with_settings(Breaker(cooldown=60), {"breaker_failures": 3}).failures
+    3
+    """
+    known = {**_BUILT_IN, **found}
+    first = breaker.cooldown_seconds
+    first = known["breaker_cooldown_seconds"] if first is None else first
+    longest = breaker.cooldown_max_seconds
+    longest = known["breaker_cooldown_max_seconds"] if longest is None else longest
+    return Breaker(
+        failures=known["breaker_failures"] if breaker.failures is None else breaker.failures,
+        cooldown=float(first),
+        cooldown_max=float(max(first, longest)),
+        count_on=breaker.count_on,
+    )
 
 
 def checked_breaker(name: str, breaker: object, *, has_key: bool) -> Breaker | None:

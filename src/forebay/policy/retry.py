@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, EnqueueError, shown
@@ -27,6 +28,20 @@ log = logger("forebay.worker")
 
 #: From the number of the failed attempt and its exception to the wait.
 Delay: TypeAlias = "Callable[[int, BaseException | None], float | timedelta | None]"
+
+_JSON_SECONDS_MAX: Final = 30 * 86_400.0
+_JSON_TIME: Final = f"a number of seconds within 0.001 to {_JSON_SECONDS_MAX:.0f}"
+
+#: The keys of the JSON form of a policy, with the range of a number, and what a value is. See
+#: ``forebay._policy_problem()``.
+_JSON_KEYS: Final = {
+    "max_retries": (0, MAX_ATTEMPTS_MAX - 1, f"an integer within 0 to {MAX_ATTEMPTS_MAX - 1}"),
+    "backoff": (0, 0, f"one of {', '.join(STRATEGIES)}"),
+    "base_delay": (0.001, _JSON_SECONDS_MAX, _JSON_TIME),
+    "increment": (0, _JSON_SECONDS_MAX, _JSON_TIME.replace("0.001", "0")),
+    "max_delay": (0.001, _JSON_SECONDS_MAX, _JSON_TIME),
+    "jitter": (0, 0, "True or False"),
+}
 
 #: Most exceptions of a group that are examined; the first ones decide for a larger group.
 _LEAVES_MAX: Final = 100
@@ -151,6 +166,70 @@ class RetryPolicy:
             )
 
     @classmethod
+    def from_json(cls, policy: Mapping[str, Any]) -> RetryPolicy:
+        """Return a policy from its JSON form, which endpoints and SQL have too.
+
+        ``max_retries`` counts the attempts after the first one, 0 to 9999. ``backoff`` is fixed,
+        linear, exponential or polynomial. ``base_delay``, ``increment`` (linear only) and
+        ``max_delay`` are seconds, up to 30 days. ``jitter`` is True or False. What is left out is
+        as in ``RetryPolicy()``; ``max_delay`` is at least ``base_delay``.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is out of range.
+
+        >>> policy = {"max_retries": 4, "backoff": "linear", "base_delay": 10, "jitter": False}
+        >>> RetryPolicy.from_json(policy).delays()
+        [10.0, 20.0, 30.0, 40.0]
+        """
+        given, known = checked_json_policy(policy), cls()
+        base = float(given.get("base_delay", known.base_seconds))
+        increment = given.get("increment")
+        return cls(
+            strategy=given.get("backoff", known.strategy),
+            base_seconds=base,
+            cap_seconds=float(given.get("max_delay", max(known.cap_seconds, base))),
+            max_attempts=int(given.get("max_retries", known.max_attempts - 1)) + 1,
+            increment_seconds=None if increment is None else float(increment),
+            jitter=given.get("jitter", True),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON form, for an endpoint.
+
+        Raises:
+            ConfigError: the policy has a function or types of exceptions, which have no such form,
+                or a delay of more than 30 days.
+
+        >>> list(RetryPolicy(max_attempts=3, strategy="fixed").as_json().items())[:3]
+        [('max_retries', 2), ('backoff', 'fixed'), ('base_delay', 5.0)]
+        """
+        if self.delay is not None or self.retry_on or self.permanent_on:
+            raise ConfigError(
+                "retry",
+                "has delay, retry_on or permanent_on, which have no JSON form",
+                hint="An endpoint takes max_attempts, strategy, jitter and the times of a policy.",
+            )
+        found = {
+            "max_retries": self.max_attempts - 1,
+            "backoff": self.strategy,
+            "base_delay": self.base_seconds,
+            "increment": self.increment_seconds,
+            "max_delay": self.cap_seconds,
+            "jitter": self.jitter,
+        }
+        return dict(
+            checked_json_policy({name: value for name, value in found.items() if value is not None})
+        )
+
+    def delays(self) -> list[float]:
+        """Return the waits between all attempts, before jitter, if the strategy decides them.
+
+        >>> RetryPolicy(max_attempts=4).delays()
+        [5.0, 10.0, 20.0]
+        """
+        return [self._full_seconds(attempt) for attempt in range(1, self.max_attempts)]
+
+    @classmethod
     def from_settings(cls, settings: RetrySettings) -> RetryPolicy:
         """Return the policy for kinds that declare none."""
         return cls(
@@ -196,14 +275,17 @@ class RetryPolicy:
             chosen = _chosen(self.delay, attempt, error)
             if chosen is not None:
                 return chosen
-        full = backoff_seconds(
+        full = self._full_seconds(attempt)
+        return jittered(full, u) if self.jitter else full
+
+    def _full_seconds(self, attempt: int) -> float:
+        return backoff_seconds(
             attempt,
             strategy=self.strategy,
             base_seconds=self.base_seconds,
             cap_seconds=self.cap_seconds,
             increment_seconds=self.increment_seconds,
         )
-        return jittered(full, u) if self.jitter else full
 
     def is_permanent(self, exception: BaseException) -> bool:
         """Whether no retry can help. A group is permanent when any exception in it is."""
@@ -234,6 +316,52 @@ class RetryPolicy:
         return Lifetime(
             least, (least + full) / 2, full, attempts, by_function=self.delay is not None
         )
+
+
+def checked_json_policy(policy: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the JSON form of a policy.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is out of range.
+    """
+    if not policy:
+        raise ConfigError("retry", "is an empty object", hint='Write {"max_retries": 10}.')
+    for name, value in policy.items():
+        if name not in _JSON_KEYS:
+            raise ConfigError(
+                "retry", f"has {shown(name)}, which is none of {', '.join(_JSON_KEYS)}"
+            )
+        least, most, what = _JSON_KEYS[name]
+        if name == "backoff":
+            is_right = isinstance(value, str) and value in STRATEGIES
+        elif name == "jitter":
+            is_right = isinstance(value, bool)
+        else:
+            is_right = (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and least <= value <= most
+                and (name != "max_retries" or value == int(value))
+            )
+        if not is_right:
+            raise ConfigError("retry", f"has the {name} {shown(value)}, not {what}", value=value)
+    if "increment" in policy and policy.get("backoff") != "linear":
+        raise ConfigError("retry", 'has an increment without "backoff": "linear"')
+    base = policy.get("base_delay", RetryPolicy().base_seconds)
+    if policy.get("max_delay", _JSON_SECONDS_MAX) < base:
+        raise ConfigError(
+            "retry", f"has the max_delay {policy['max_delay']:g}, below base_delay {base:g}"
+        )
+    return policy
+
+
+def as_policy(retry: object) -> object:
+    """Return the policy that a kind declares: a mapping is the JSON form of one.
+
+    Raises:
+        ConfigError: a mapping is none.
+    """
+    return RetryPolicy.from_json(retry) if isinstance(retry, Mapping) else retry
 
 
 def _chosen(delay: Delay, attempt: int, error: BaseException | None) -> float | None:

@@ -90,7 +90,7 @@ class Drain(QueueService):
         linger: float | timedelta | None = None,
         concurrency: int = 1,
         timeout: float | timedelta = TIMEOUT_SECONDS_DEFAULT,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | Mapping[str, Any] | None = None,
         holds_key: bool = False,
         verify: bool | float | timedelta = False,
         keep_proofs: float | timedelta | None = None,
@@ -158,6 +158,7 @@ class Drain(QueueService):
             intake=self.delivery,
         )
         self._has_retry = retry is not None
+        self._handler: OneHandler | None = None
         self._app = app
         app._internals.add_drain(self)
 
@@ -195,10 +196,18 @@ class Drain(QueueService):
     @property
     def kinds(self) -> Kinds:
         """One handler for the jobs of every kind."""
-        kind = self._kind
-        if not self._has_retry:
-            kind = self._app._internals.with_retry(kind)
-        return OneHandler(kind)
+        if self._handler is None:
+            self._handler = OneHandler(self._with_retry())
+        return self._handler
+
+    def follow(self, found: Mapping[str, Any]) -> None:
+        """Take the settings of the database, unless it was declared with retries."""
+        self._app._internals.follow(found)
+        if self._handler is not None:
+            self._handler.renew(self._with_retry())
+
+    def _with_retry(self) -> Kind:
+        return self._kind if self._has_retry else self._app._internals.with_retry(self._kind)
 
     @property
     def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, shown
-from forebay.policy.retry import human_duration
+from forebay.policy.backoff import jittered
+from forebay.policy.retry import RetryPolicy, human_duration
 
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0
@@ -34,12 +36,15 @@ class Retries:
 
     Attributes:
         delays: in seconds; there is one try more than delays.
+        jitter: how the delays are random: ``"longer"`` by up to 10 %, ``"shorter"`` by up to half,
+            as a policy has them, or ``"none"``.
 
     >>> str(Retries(PRESETS["standard"])), str(Retries(()))
     ('10 tries over 75 h 35 min', '1 try')
     """
 
     delays: tuple[float, ...]
+    jitter: Literal["longer", "shorter", "none"] = "longer"
 
     @property
     def tries(self) -> int:
@@ -65,17 +70,23 @@ class Retries:
         Args:
             attempt: the number of the failed try, from 1.
             draw: a random number from 0 to 1, for the random part.
-            after: what the endpoint asked for, which replaces the delay.
+            after: what the endpoint asked for, which replaces the delay; it never becomes shorter.
 
         >>> twice = Retries((10.0, 60.0))
         >>> twice.delay_seconds(1, 0.5), twice.delay_seconds(2, 0.0, after=5.0)
         (10.5, 5.0)
         >>> twice.delay_seconds(3, 0.0) is None
         True
+        >>> [Retries((10.0,), way).delay_seconds(1, 0.0) for way in ("shorter", "none")]
+        [5.0, 10.0]
         """
         if attempt > len(self.delays):
             return None
         delay = self.delays[attempt - 1] if after is None else after
+        if self.jitter == "none":
+            return delay
+        if self.jitter == "shorter" and after is None:
+            return jittered(delay, draw)
         return delay * (1 + _LONGER * draw)
 
 
@@ -93,14 +104,27 @@ def _exact_duration(seconds: float) -> str:
 
 
 def as_retries(value: Any) -> Retries:
-    """Return the retries of a setting: the name of a preset, or a list of delays in seconds.
+    """Return the retries of a setting: the name of a preset, a list of delays in seconds, or a
+    policy.
+
+    A policy is a ``RetryPolicy`` or its JSON form; or a dict with ``delays`` and ``jitter``, for a
+    list without a random part.
 
     Raises:
-        ConfigError: the preset is unknown, or a delay is not within 0 to 30 days.
+        ConfigError: the preset is unknown, a delay is not within 0 to 30 days, or the policy is
+            refused.
 
     >>> as_retries("ulak").tries, as_retries([1, 2.5]).delays
     (10, (1.0, 2.5))
+    >>> str(as_retries({"max_retries": 3, "backoff": "fixed", "base_delay": 60}))
+    '4 tries over 3 min'
+    >>> as_retries({"delays": [10, 60], "jitter": False})
+    Retries(delays=(10.0, 60.0), jitter='none')
     """
+    if isinstance(value, RetryPolicy):
+        value = value.as_json()
+    if isinstance(value, Mapping):
+        return _of_object(value)
     if isinstance(value, str):
         if value not in PRESETS:
             raise ConfigError(
@@ -114,7 +138,7 @@ def as_retries(value: Any) -> Retries:
         raise ConfigError(
             "retry",
             (
-                f"is {shown(value)}, neither the name of a preset nor a list of at most "
+                f"is {shown(value)}, neither the name of a preset, a policy nor a list of at most "
                 f"{DELAYS_MAX} delays"
             ),
             value=value,
@@ -131,3 +155,18 @@ def as_retries(value: Any) -> Retries:
                 value=value,
             )
     return Retries(tuple(float(delay) for delay in value))
+
+
+def _of_object(value: Mapping[str, Any]) -> Retries:
+    if "delays" not in value:
+        policy = RetryPolicy.from_json(value)
+        return Retries(tuple(policy.delays()), "shorter" if policy.jitter else "none")
+    if not isinstance(value["delays"], list | tuple):
+        raise ConfigError("retry", f"has the delays {shown(value['delays'])}, not a list")
+    jitter = value.get("jitter", True)
+    if not isinstance(jitter, bool):
+        raise ConfigError("retry", f"has the jitter {shown(jitter)}, not True or False")
+    for name in value:
+        if name not in ("delays", "jitter"):
+            raise ConfigError("retry", f"has {shown(name)} beside delays")
+    return Retries(as_retries(value["delays"]).delays, "longer" if jitter else "none")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
 from forebay.model.declared import Queue, QueueDifference
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
+from forebay.model.settings import DatabaseSetting, QueueSetting
 from forebay.ops import declared, queues
+from forebay.ops.queues import SettingValue
 
 
 class AsyncQueues(AsyncClientBase):
@@ -269,10 +272,48 @@ class AsyncQueues(AsyncClientBase):
         operation = declared.apply_queues(app, queues, overwrite=overwrite, dry_run=dry_run)
         return await self._run(conn, operation)
 
-    async def configure(self, name: str, value: int, *, conn: AsyncConnection | None = None) -> int:
-        """Change a setting of the whole database; return its previous value.
+    async def configure(
+        self,
+        name: str,
+        value: SettingValue,
+        *,
+        dry_run: bool = False,
+        conn: AsyncConnection | None = None,
+    ) -> Any:
+        """Change a setting of the whole database; return its previous value, None for none.
+
+        What an endpoint, a queue, a kind or a process has set itself comes first. A running worker
+        knows the change with its next heartbeat, a deliverer within a second.
+
+        Args:
+            name: the setting; ``settings()`` lists all.
+            value: a number, a text, a truth value, for retries also a list or a dict; None gives
+                the built-in value back.
+            dry_run: only check the value.
+            conn: the connection whose transaction to use.
 
         Raises:
-            InvalidJob: the setting does not exist, or the value is out of range.
+            InvalidJob: the setting does not exist, or the value is out of range; the message has
+                the range and its unit.
         """
-        return await self._run(conn, queues.configure(name, value))
+        return await self._run(conn, queues.configure(name, value, dry_run=dry_run))
+
+    async def settings(self, *, conn: AsyncConnection | None = None) -> list[DatabaseSetting]:
+        """Return the settings of the database, with what each may be and who has set it.
+
+        Args:
+            conn: the connection to use.
+        """
+        return await self._run(conn, queues.settings())
+
+    async def queue_settings(
+        self, queue: str, *, conn: AsyncConnection | None = None
+    ) -> list[QueueSetting]:
+        """Return all settings that hold for a queue: limits, pauses, retries, retention, groups,
+        keys, thresholds and kinds, with where each comes from and who has set it.
+
+        Args:
+            queue: the queue.
+            conn: the connection to use.
+        """
+        return await self._run(conn, queues.queue_settings(queue))

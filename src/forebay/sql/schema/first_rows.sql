@@ -10,6 +10,8 @@ select setval('forebay.lane_horizon', 1);
 insert into forebay.cluster (system_identifier, database_oid)
 select i.system_identifier, i.database_oid from forebay._identity() i;
 
+insert into forebay.setting (name, value) select r.name, r.built_in from forebay._setting_rules() r;
+
 -- The sinks of the library. A test compares them with their classes.
 insert into forebay.sink_type (name, settings, required, is_ours) values
     ('celery', '{url,queue,tasks,connect_timeout}', '{}', true),

@@ -167,6 +167,7 @@ class Claimer:
         signals = self._signals
         while not signals.is_stopping:
             try:
+                self._leases.retire_old()
                 if self._leases.current is None:
                     await self._leases.open()
                     continue

@@ -64,6 +64,11 @@ class Application(Protocol):
         decide no instants.
         """
 
+    def follow(self, found: Mapping[str, Any]) -> None:
+        """Take the settings of the database that were set: they hold for handlers where
+        neither the code nor the process has its own.
+        """
+
     def location(self) -> tuple[str, str, bool] | None:
         """Return module or script, attribute, and whether it is a script.
 
@@ -107,6 +112,10 @@ class OneHandlerApplication:
     def declared_schedules(self) -> None:
         """Return None: the workers of applications decide the instants."""
         return
+
+    def follow(self, found: Mapping[str, Any]) -> None:
+        """Do nothing: the handler has its own settings."""
+        del found
 
     async def has_more(self) -> bool:
         """Return whether jobs wait that no claim can take now and that can run soon.

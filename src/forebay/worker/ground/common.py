@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay._dataclass import dataclass
 from forebay.worker.ground.signals import Signals
@@ -30,6 +30,7 @@ class Common:
         until_idle: whether it ends when there is nothing left to do.
         signals: wake and end it.
         stats: count what it did.
+        followed: the settings of the database that it follows, of those that were set.
     """
 
     app: Application
@@ -41,6 +42,13 @@ class Common:
     until_idle: bool = False
     signals: Signals = field(default_factory=Signals)
     stats: Stats = field(default_factory=Stats)
+    followed: Mapping[str, Any] = field(default_factory=dict)
+
+    def follow(self, found: Mapping[str, Any]) -> None:
+        """Take the settings of the database."""
+        if found != self.followed:
+            self.followed = found
+            self.app.follow(found)
 
     @property
     def application_name(self) -> str:

@@ -36,10 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease of this process. ``retired``: no more claims. ``lost``: settle nothing more."""
+    """A lease of this process. ``retired``: no more claims. ``lost``: settle nothing more.
+
+    A confirmed heartbeat makes it trusted for ``trusted_seconds`` more.
+    """
 
     lease_id: int
     trusted_until: float
+    trusted_seconds: float = 0.0
     retired: bool = False
     lost: bool = False
     batches: dict[int, Batch] = field(default_factory=dict)

@@ -23,7 +23,6 @@ from forebay.worker.lease.identity import resident_kb
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.config import WorkerSettings
     from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker.ground.common import Common
 
@@ -45,12 +44,14 @@ class Held(NamedTuple):
         jobs: ids of its running jobs; the heartbeat reports to the database that they run.
         duties: duties that it would take.
         is_busy: whether it has any job, started or not.
+        trusted_seconds: how long after a confirmed heartbeat all leases can be trusted.
     """
 
     leases: Sequence[int]
     jobs: Sequence[int]
     duties: Sequence[int]
     is_busy: bool
+    trusted_seconds: float
 
 
 class Heartbeat:
@@ -78,14 +79,8 @@ class Heartbeat:
             lock_timeout="2s",
             pooler=settings.pooler,
         )
-        trusted = settings.lease_seconds - settings.lease_margin_seconds
+        self._settings = settings
         self._heartbeat_seconds = settings.heartbeat_seconds
-        #: The pause while no job runs and there are few workers.
-        self._idle_seconds = _idle_seconds(settings)
-        #: The longest pause while no job runs. It grows with the number of idle workers.
-        self._idle_seconds_max = trusted / 3
-        #: Heartbeats stop if the worker's loop does not respond for this long.
-        self._stall_seconds = trusted
         self._extra_seconds = 0.0
         self._is_in_long_pause = False
         self._hurried = False
@@ -93,7 +88,8 @@ class Heartbeat:
         self._on_answer = on_answer
         self._outage = common.signals.outage
         self._loop = asyncio.get_running_loop()
-        self._snapshot = Held([], [], [], is_busy=False)
+        trusted = settings.lease_seconds - settings.lease_margin_seconds
+        self._snapshot = Held([], [], [], is_busy=False, trusted_seconds=trusted)
         self._seen_at = time.monotonic()
         self._stopping = threading.Event()
         self._awake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
@@ -146,7 +142,8 @@ class Heartbeat:
             except RuntimeError:
                 return  # The worker's loop is closed.
             silent = time.monotonic() - self._seen_at
-            if silent > self._stall_seconds:
+            # After this time the leases cannot be trusted any more.
+            if silent > self._snapshot.trusted_seconds:
                 if not stalled:
                     log.error(
                         (
@@ -178,7 +175,7 @@ class Heartbeat:
                 except Exception as error:
                     # The cause may be a lock on the table. The next heartbeat may succeed.
                     log.warning("no heartbeat: %s", error)
-            pause = self._heartbeat_seconds if self._snapshot.is_busy else self._idle_seconds
+            pause = self._heartbeat_seconds if self._snapshot.is_busy else self._idle_seconds()
             if was_down:
                 pause = min(pause, _RETRY_SECONDS * (0.5 + random.random()))
             await _wait(wake, pause)
@@ -194,22 +191,21 @@ class Heartbeat:
         """Return the addition to the pause among this many workers, with jitter."""
         if lease_count is None:
             return 0.0
-        pause = min(lease_count * _SECONDS_PER_LEASE, self._idle_seconds_max) * (
-            0.75 + 0.5 * random.random()
-        )
-        return max(0.0, pause - self._idle_seconds)
+        longest = self._snapshot.trusted_seconds / 3
+        pause = min(lease_count * _SECONDS_PER_LEASE, longest) * (0.75 + 0.5 * random.random())
+        return max(0.0, pause - self._idle_seconds())
+
+    def _idle_seconds(self) -> float:
+        """Return the pause while no job runs and there are few workers: at most three times the
+        usual one.
+        """
+        usual = self._heartbeat_seconds
+        most = min(self._settings.suspect_seconds, self._snapshot.trusted_seconds) / 2
+        return max(usual, min(3 * usual, most))
 
     def _take_snapshot(self) -> None:
         self._seen_at = time.monotonic()
         self._snapshot = self._held()
-
-
-def _idle_seconds(settings: WorkerSettings) -> float:
-    """Return the pause between heartbeats of an idle worker among few: at most three times the
-    usual pause.
-    """
-    most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
-    return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forebay.errors import DatabaseUnavailable, ForeignCluster, SchemaError
+from forebay.errors import ConfigError, DatabaseUnavailable, ForeignCluster, SchemaError
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.ops.schema import require_version, schema_version
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from forebay.arguments.kinds import Kinds
+    from forebay.config import WorkerSettings
     from forebay.db.session import Session
     from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker.ground.common import Common
@@ -76,6 +77,9 @@ class LeaseKeeper:
         self._settler = settler
         self._describe = describe
         self._on_groups = on_groups
+        #: Those that new leases have, and the length that the database has; None: it is not set.
+        self._lease_settings = settings
+        self._followed_seconds: float | None = None
         #: Whether it waits while the schema is missing or too old; else that is an error.
         self._waits_for_schema = settings.without_schema == "wait" and not common.until_idle
         self._groups: dict[int, str] = {}
@@ -109,15 +113,17 @@ class LeaseKeeper:
         while not self._signals.is_stopping:
             try:
                 await self._open_groups()
+                self.follow(await self._session.run(protocol.followed_settings()))
+                settings = self._lease_settings
                 sent_at = time.monotonic()
                 lease_id = await self._session.run(
                     protocol.open_lease(
                         self._name,
-                        lease_seconds=self._settings.lease_seconds,
+                        lease_seconds=settings.lease_seconds,
                         # The lifetime of a pooler's server session says nothing about this worker.
-                        suspect_seconds=self._settings.lease_seconds
+                        suspect_seconds=settings.lease_seconds
                         if self._session.is_pooled
-                        else self._settings.suspect_seconds,
+                        else settings.suspect_seconds,
                         details=self._describe(),
                     )
                 )
@@ -140,7 +146,8 @@ class LeaseKeeper:
             else:
                 self.problem = ""
                 self._signals.outage.answered("claims")
-                lease = Lease(lease_id, sent_at + self._trusted_seconds)
+                trusted = _trusted_seconds(settings)
+                lease = Lease(lease_id, sent_at + trusted, trusted)
                 self.open_leases[lease_id] = lease
                 self.current = lease
                 self._signals.started.set()
@@ -210,8 +217,32 @@ class LeaseKeeper:
             )
 
     @property
-    def _trusted_seconds(self) -> float:
-        return self._settings.lease_seconds - self._settings.lease_margin_seconds
+    def trusted_seconds(self) -> float:
+        """For how long after a confirmed heartbeat every open lease can be trusted."""
+        wanted = _trusted_seconds(self._lease_settings)
+        return min((lease.trusted_seconds for lease in self.open_leases.values()), default=wanted)
+
+    def follow(self, found: Mapping[str, Any]) -> None:
+        """Take the settings of the database. New leases have their length."""
+        self._common.follow(found)
+        wanted = found.get("lease_seconds")
+        if wanted == self._followed_seconds:
+            return
+        self._followed_seconds = wanted
+        settings = self._settings
+        try:
+            if wanted is not None:
+                settings = settings.with_lease_seconds(wanted)
+        except ConfigError as error:
+            log.warning("lease_seconds %s of the database is not used: %s", wanted, error.message)
+        self._lease_settings = settings
+
+    def retire_old(self) -> None:
+        """Between two claims: retire the lease if new ones have another length."""
+        lease = self.current
+        if lease is not None and lease.trusted_seconds != _trusted_seconds(self._lease_settings):
+            log.info("leases last %g s from now on", self._lease_settings.lease_seconds)
+            self.retire()
 
     def retire(self) -> None:
         """Claim nothing more under the current lease: it may hold jobs that this process does not
@@ -231,7 +262,7 @@ class LeaseKeeper:
         """
         for lease in list(self.open_leases.values()):
             if lease.lease_id in answer.open_leases:
-                lease.trusted_until = max(lease.trusted_until, sent_at + self._trusted_seconds)
+                lease.trusted_until = max(lease.trusted_until, sent_at + lease.trusted_seconds)
             elif lease.lease_id in lease_ids:
                 # Only leases of the heartbeat count: one opened after it was sent is not in the
                 # answer either.
@@ -340,3 +371,7 @@ class LeaseKeeper:
                 log.warning("lease %s stays open until it is revoked: %s", lease.lease_id, error)
                 return False
         return bool(closing)
+
+
+def _trusted_seconds(settings: WorkerSettings) -> float:
+    return settings.lease_seconds - settings.lease_margin_seconds

@@ -63,10 +63,14 @@ class HealthCheck:
         self._signals = signals
         self._intake = intake
         self._clock = clock
-        self._trusted_seconds = settings.lease_seconds - settings.lease_margin_seconds
+        self._trusted_at_first = settings.lease_seconds - settings.lease_margin_seconds
         self._late_seconds = settings.suspect_seconds
         self._turned_at = clock()
         self._leases: LeaseKeeper | None = None
+
+    @property
+    def _trusted_seconds(self) -> float:
+        return self._trusted_at_first if self._leases is None else self._leases.trusted_seconds
 
     def begin(self) -> None:
         """Record that the loop runs now; the worker may have been made long ago."""
@@ -112,9 +116,9 @@ class HealthCheck:
         lease = self._leases.current
         if lease is None or lease.lost:
             return [self._leases.problem or "no lease"]
-        silent = self._clock() - (lease.trusted_until - self._trusted_seconds)
+        silent = self._clock() - (lease.trusted_until - lease.trusted_seconds)
         # The longest pause between two heartbeats of an idle worker is less than this.
-        if silent > self._trusted_seconds / 2:
+        if silent > lease.trusted_seconds / 2:
             return [f"no heartbeat was confirmed for {silent:.0f} s"]
         if self._signals.failed_claims:
             return ["polls or claims fail"]

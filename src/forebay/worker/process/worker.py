@@ -267,7 +267,7 @@ class Worker:
             group=common.group,
             worker=self.name,
         )
-        self._breakers = BreakerReports(self._app.kinds, self.name)
+        self._breakers = BreakerReports(self._app.kinds, self.name, lambda: common.followed)
         listens = [part.ended for part in (self._breakers, announcer) if part.is_needed]
         outcomes = RecordedOutcomes(
             self._settler,
@@ -346,6 +346,7 @@ class Worker:
             self._runners.running_job_ids(),
             [] if self._common.until_idle or self._signals.is_stopping else duties,
             is_busy=any(lease.batches for lease in leases),
+            trusted_seconds=self._leases.trusted_seconds,
         )
 
     def _on_heartbeat(
@@ -359,6 +360,7 @@ class Worker:
         if answer.server_time is not None:
             self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
+        self._leases.follow(answer.settings)
         self._executor.slots.adjust(answer.concurrency or self._settings.slots)
         self._job_log.muted = answer.muted_causes
         self._claimer.set_queue_attempts(answer.queue_attempts)

@@ -199,7 +199,7 @@ async def _main(descriptor: int, check: _LoopCheck) -> None:
     if start.log is not None:
         log_to_stderr(*start.log)
     app = load_app(start)
-    settings = WorkerSettings(**start.settings)
+    settings = WorkerSettings(**{**start.settings, "given": frozenset()})
     raw_kinds = {kind.name for kind in app.kinds if kind.takes_raw}
     pipe = _PipeToParent(writer)
     async with contextlib.AsyncExitStack() as stack:
@@ -220,6 +220,7 @@ async def _main(descriptor: int, check: _LoopCheck) -> None:
                 continue
             try:
                 work = decode_work(message, raw_kinds)
+                app.follow(work.settings)
                 batch = Batch(Lease(work.lease_id, 0.0), work.claim_no, 1, set(work.offsets))
                 helds = []
                 for row, offset in zip(work.rows, work.offsets, strict=True):

@@ -45,7 +45,7 @@ from forebay.worker.run.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
@@ -184,7 +184,9 @@ class Children:
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
         *,
         kept: int = 0,
+        followed: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
+        self._followed = followed
         self._on_progress = on_progress
         self._kept = kept
         self._folder = _working_folder()
@@ -278,7 +280,7 @@ class Children:
         answers: dict[int, ChildReport] = {}
         offsets = [held.row.offset for held in helds]
         try:
-            child.send(_work(helds))
+            child.send(_work(helds, self._followed()))
             on_start()
             async with asyncio.timeout(None if hard is None else hard + _KILL_AFTER_SECONDS):
                 broken = await self._receive(child, helds, answers)
@@ -440,11 +442,11 @@ class Children:
         return child
 
 
-def _work(helds: Sequence[HeldJob]) -> Work:
+def _work(helds: Sequence[HeldJob], followed: Mapping[str, Any]) -> Work:
     batch = helds[0].batch
     offsets = [held.row.offset for held in helds]
     rows = [held.row for held in helds]
-    return Work(batch.lease.lease_id, batch.claim_no, rows, offsets, helds[0].lane)
+    return Work(batch.lease.lease_id, batch.claim_no, rows, offsets, helds[0].lane, dict(followed))
 
 
 def _processor_seconds(pid: int) -> float | None:

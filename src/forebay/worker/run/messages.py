@@ -47,6 +47,8 @@ class Work(msgspec.Struct):
     rows: list[ClaimedJob]
     offsets: list[int]
     lane: ReadyLane
+    #: The settings of the database that the worker follows.
+    settings: dict[str, Any] = {}
 
 
 class RawWork(Work):
@@ -120,4 +122,4 @@ def framed(message: bytes) -> bytes:
 
 def settings_of(settings: WorkerSettings) -> dict[str, Any]:
     """Return the settings for a child: those of its parent, with one slot."""
-    return {**asdict(settings), "concurrency": 1, "processes": None}
+    return {**asdict(settings), "concurrency": 1, "processes": None, "given": []}

@@ -41,8 +41,12 @@ class Runners:
         settings = common.settings
         self._start = start
         # Separate from the processes of the executor, so that neither waits for the other.
-        self._children = Children(start, settings, outcomes.progress)
-        self._processes = Children(start, settings, outcomes.progress, kept=settings.processes or 0)
+        self._children, self._processes = (
+            Children(
+                start, settings, outcomes.progress, kept=kept, followed=lambda: common.followed
+            )
+            for kept in (0, settings.processes or 0)
+        )
         self.executor = Executor(
             common, outcomes, resources, common.signals.wake.set, self._processes
         )

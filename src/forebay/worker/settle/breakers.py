@@ -18,9 +18,10 @@ from forebay.errors import DatabaseUnavailable, UnknownKind
 from forebay.model.text import bounded_text, logger
 from forebay.ops import protocol
 from forebay.policy.cause import without_values
+from forebay.policy.key_breaker import with_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from forebay.arguments.kinds import Kinds
     from forebay.db.session import Session
@@ -118,9 +119,16 @@ class BreakerReports:
     Args:
         kinds: the handlers.
         worker: the name of the process.
+        settings: returns the settings of the database that were set.
     """
 
-    def __init__(self, kinds: Kinds, worker: str) -> None:
+    def __init__(
+        self,
+        kinds: Kinds,
+        worker: str,
+        settings: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._settings = settings
         self._kinds = kinds
         self._worker = worker
         #: Where a kind with a breaker had jobs. The success of any kind there closes a breaker.
@@ -174,7 +182,7 @@ class BreakerReports:
             self._forget_rows()
         row = self._rows.setdefault((queue, key), _Row())
         row.failures += 1
-        if row.failures >= breaker.failures:
+        if row.failures >= (with_settings(breaker, self._settings()).failures or 1):
             row.until = math.inf
         error = ended.error or {}
         text = f"{error.get('type', 'failed')}: {without_values(error.get('message', ''))}"
@@ -196,7 +204,8 @@ class BreakerReports:
             if one.breaker is None or row is None:
                 continue
             if place in opened or row.until == math.inf:
-                on_the_way = min(_ON_THE_WAY_SECONDS, one.breaker.cooldown_seconds / 2)
+                first = with_settings(one.breaker, self._settings()).cooldown_seconds or 0.0
+                on_the_way = min(_ON_THE_WAY_SECONDS, first / 2)
                 row.failures, row.until = 0, now + on_the_way
 
     def _add(self, attempt: _Attempt) -> None:

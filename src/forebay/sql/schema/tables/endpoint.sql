@@ -17,12 +17,12 @@ create table forebay.endpoint (
     sink              text not null,             -- type of the sink, such as http
     config            jsonb not null,            -- of the sink; secrets by reference
     retired_secrets   jsonb not null default '[]',  -- [{"secret", "until"}]: signed with until then
-    retry             jsonb not null,            -- name of a preset, or delays in seconds
+    retry             jsonb,                     -- name of a preset, delays in seconds, or a policy; this and the next three: null, as the database has it
     rate              double precision check (rate > 0),     -- deliveries per second
     burst             integer check (burst >= 1),
-    concurrency       integer not null default 50 check (concurrency >= 1),
-    breaker_threshold integer not null default 10 check (breaker_threshold between 1 and 1000),
-    breaker_cooldown  integer not null default 30 check (breaker_cooldown between 5 and 3600),  -- seconds
+    concurrency       integer check (concurrency >= 1),
+    breaker_threshold integer check (breaker_threshold between 1 and 1000),
+    breaker_cooldown  integer check (breaker_cooldown between 5 and 3600),  -- seconds
     disable_after     interval,                  -- null: failures never disable it
     max_waiting       bigint check (max_waiting >= 1),
     max_age           interval,                  -- of a delivery; null: as the event

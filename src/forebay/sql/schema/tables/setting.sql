@@ -1,18 +1,13 @@
--- Settings of the database rather than of one process. Maintenance reads them; an enqueue does so only when its arguments are
--- large enough to come near a limit.
+-- Settings of the database rather than of one process, a row for each. Maintenance reads them; workers with their heartbeats, deliverers with
+-- the settings of endpoints; an enqueue only when its arguments come near a limit, or where a max_waiting was ever set.
+--
+-- The rows are made from forebay._setting_rules(), which has what each may be.
 create table forebay.setting (
-    name  text primary key,
-    value bigint not null
+    name   text primary key,
+    value  jsonb not null,               -- 'null': none
+    set_at timestamptz,                  -- null: it is not set, and the value is the built-in one
+    role   text,                         -- login role that set it
+    actor  text                          -- who, as the client says: the setting forebay.actor
 );
 
-insert into forebay.setting (name, value) values
-    ('segment_rows', 1000000),          -- numbers per segment of the log
-    ('reserve_rows', 64000000),         -- numbers ahead of the sequence that have segments
-    ('retention_days', 30),             -- settled segments older than this are emptied
-    ('retention_bytes', 20000000000),   -- so are the oldest settled ones beyond this total size
-    ('lane_idle_hours', 24),            -- lanes without jobs for this time are forgotten in steps
-    ('args_bytes_max', 1048576),
-    ('args_depth_max', 64),
-    ('result_bytes_max', 65536);
-
-comment on table forebay.setting is 'Database-wide settings; change them with forebay.configure().';
+comment on table forebay.setting is 'Database-wide settings; change them with forebay.configure(), read them with forebay.settings().';

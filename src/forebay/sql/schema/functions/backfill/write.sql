@@ -48,7 +48,7 @@ begin
     begin
         -- This loop writes nothing: a subtransaction for each batch would soon exceed what a snapshot can list.
         v_job := jsonb_populate_record(null::forebay._job_input, v_options);
-        v_delay := make_interval(secs => v_job.delay);
+        v_delay := make_interval(secs => case when v_job.delay < 0 then 0 else v_job.delay end);
         v_expires_at := coalesce(
             v_job.expires_at,
             coalesce(v_job.run_at, forebay._now() + coalesce(v_delay, interval '0'))

@@ -91,8 +91,8 @@ as $$
 $$;
 
 
--- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that it counts for. Other groups, dead ones perhaps,
--- stop no enqueue.
+-- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that it counts for, or else that of the database. Other
+-- groups, dead ones perhaps, stop no enqueue. The queues of Forebay, for events and deliveries, have only their own.
 --
 -- A group that was not counted yet, with more than 10,000 waiting jobs, refuses only what exceeds these: no enqueue counts millions.
 -- forebay.renew_counters_v1() counts it within seconds.
@@ -108,6 +108,9 @@ declare
     v_waiting  bigint;
 begin
     select l.max_waiting, l.max_waiting_group into v_max, v_name from forebay.queue_limits l where l.queue = p_queue;
+    if v_max is null and not starts_with(p_queue, 'forebay.') then
+        v_max := forebay._setting_value('max_waiting');
+    end if;
     if v_max is null or p_more = 0 then
         return;
     end if;
@@ -123,7 +126,7 @@ begin
         raise exception using errcode = '53400',
             message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
             detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
-            hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
+            hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue(), for all queues with forebay.configure().';
     end if;
 end
 $$;

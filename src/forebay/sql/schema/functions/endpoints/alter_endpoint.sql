@@ -3,7 +3,8 @@
 -- Change settings of an endpoint, also while it delivers; returns whether that changed anything.
 -- Null leaves a setting unchanged. First the settings named in `remove` are removed, then the given
 -- ones are set: `rate` (with its `burst`), `burst`, `disable_after`, `max_waiting`, `max_age`, or
--- `all`. The others are those of forebay.create_endpoint().
+-- `all`; without `retry`, `concurrency`, `breaker_threshold` or `breaker_cooldown` those of the
+-- database hold. The others are those of forebay.create_endpoint().
 --
 -- A configuration replaces the old one as a whole. New limits apply from the next claim on; if the
 -- breaker is open, when it closes. A new retry policy applies from the next failure on.
@@ -23,11 +24,13 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_names  constant text[] := '{rate,burst,disable_after,max_waiting,max_age}';
+    v_names  constant text[] := '{retry,rate,burst,concurrency,breaker_threshold,breaker_cooldown,disable_after,max_waiting,max_age}';
     v_remove text[] := coalesce(alter_endpoint.remove, '{}');
     v_bad    text;
     v_before constant forebay.endpoint := forebay._lock_endpoint(alter_endpoint.name);
     v_new    forebay.endpoint := v_before;
+    v_held   constant forebay.endpoint := forebay._with_defaults(v_before);
+    v_holds  forebay.endpoint;
     v_open   forebay.breaker;
 begin
     select coalesce(quote_literal(left(r.name, 40)), 'null') into v_bad
@@ -40,12 +43,12 @@ begin
                      else v_remove || case when 'rate' = any (v_remove) then '{burst}'::text[] end end;
     v_new.sink := coalesce(alter_endpoint.sink, v_before.sink);
     v_new.config := coalesce(alter_endpoint.config, v_before.config);
-    v_new.retry := coalesce(alter_endpoint.retry, v_before.retry);
+    v_new.retry := coalesce(alter_endpoint.retry, case when 'retry' <> all (v_remove) then v_before.retry end);
     v_new.rate := coalesce(alter_endpoint.rate, case when 'rate' <> all (v_remove) then v_before.rate end);
     v_new.burst := coalesce(alter_endpoint.burst, case when 'burst' <> all (v_remove) then v_before.burst end);
-    v_new.concurrency := coalesce(alter_endpoint.concurrency, v_before.concurrency);
-    v_new.breaker_threshold := coalesce(alter_endpoint.breaker_threshold, v_before.breaker_threshold);
-    v_new.breaker_cooldown := coalesce(alter_endpoint.breaker_cooldown, v_before.breaker_cooldown);
+    v_new.concurrency := coalesce(alter_endpoint.concurrency, case when 'concurrency' <> all (v_remove) then v_before.concurrency end);
+    v_new.breaker_threshold := coalesce(alter_endpoint.breaker_threshold, case when 'breaker_threshold' <> all (v_remove) then v_before.breaker_threshold end);
+    v_new.breaker_cooldown := coalesce(alter_endpoint.breaker_cooldown, case when 'breaker_cooldown' <> all (v_remove) then v_before.breaker_cooldown end);
     v_new.disable_after := coalesce(alter_endpoint.disable_after, case when 'disable_after' <> all (v_remove) then v_before.disable_after end);
     v_new.max_waiting := coalesce(alter_endpoint.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end);
     v_new.max_age := coalesce(alter_endpoint.max_age, case when 'max_age' <> all (v_remove) then v_before.max_age end);
@@ -54,6 +57,7 @@ begin
     if v_new is not distinct from v_before then
         return false;
     end if;
+    v_holds := forebay._with_defaults(v_new);
     if v_new.sink <> v_before.sink then
         v_new.retired_secrets := '[]';
     end if;
@@ -64,24 +68,24 @@ begin
         max_age = v_new.max_age, keeps_response = v_new.keeps_response, changed_at = forebay._now()
     where e.endpoint_id = v_new.endpoint_id;
     perform forebay._renew_endpoint(v_new.endpoint_id);
-    perform forebay._set_key_limits('forebay.deliver', v_new.name, v_new.rate, v_new.burst, v_new.concurrency);
-    if v_new.breaker_cooldown <> v_before.breaker_cooldown then
+    perform forebay._set_key_limits('forebay.deliver', v_new.name, v_new.rate, v_new.burst, v_holds.concurrency);
+    if v_holds.breaker_cooldown <> v_held.breaker_cooldown then
         update forebay.breaker b
-        set cooldown = v_new.breaker_cooldown, cooldown_max = v_new.breaker_cooldown,
+        set cooldown = v_holds.breaker_cooldown, cooldown_max = v_holds.breaker_cooldown,
             probe_at = case when b.opened_at is not null
-                            then greatest(b.opened_at, b.failed_at) + make_interval(secs => v_new.breaker_cooldown) end
+                            then greatest(b.opened_at, b.failed_at) + make_interval(secs => v_holds.breaker_cooldown) end
         where b.queue = 'forebay.deliver' and b.key = v_new.name returning b.* into v_open;
         if v_open.opened_at is not null then
-            perform forebay._set_key_probes('forebay.deliver', v_new.name, v_new.breaker_cooldown, v_open.probe_at);
+            perform forebay._set_key_probes('forebay.deliver', v_new.name, v_holds.breaker_cooldown, v_open.probe_at);
         end if;
     end if;
-    -- Only what has changed.
+    -- Only what has changed, with the values that hold.
     perform forebay._record_event(
         'endpoints.alter', p_subject_id => v_new.endpoint_id,
-        p_old => (select jsonb_object_agg(o.key, o.value) from jsonb_each(forebay._endpoint_facts(v_before)) o
-                  where o.key = 'name' or o.value is distinct from forebay._endpoint_facts(v_new) -> o.key),
-        p_new => (select jsonb_object_agg(n.key, n.value) from jsonb_each(forebay._endpoint_facts(v_new)) n
-                  where n.key = 'name' or n.value is distinct from forebay._endpoint_facts(v_before) -> n.key));
+        p_old => (select jsonb_object_agg(o.key, o.value) from jsonb_each(forebay._endpoint_facts(v_held)) o
+                  where o.key = 'name' or o.value is distinct from forebay._endpoint_facts(v_holds) -> o.key),
+        p_new => (select jsonb_object_agg(n.key, n.value) from jsonb_each(forebay._endpoint_facts(v_holds)) n
+                  where n.key = 'name' or n.value is distinct from forebay._endpoint_facts(v_held) -> n.key));
     return true;
 end
 $$;

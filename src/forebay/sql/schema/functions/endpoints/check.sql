@@ -22,7 +22,7 @@ begin
         union all
         select 4, 'config', p from forebay._config_problem(e.config, v_type) p where p is not null
         union all
-        select 5, 'retry', p from forebay._retry_problem(e.retry) p where p is not null
+        select 5, 'retry', p from forebay._retry_problem(e.retry) p where e.retry is not null and p is not null
         union all
         select 6, r.field, format('%s %s is outside %s', r.field, r.value, r.range)
         from (values ('rate', e.rate::numeric, '0.000001 to 1000000 per second', e.rate between 0.000001 and 1000000),
@@ -42,8 +42,7 @@ begin
         where not r.is_within
         union all
         select 9, r.field, format('%s is null', r.field)
-        from (values ('concurrency', e.concurrency is null), ('breaker_threshold', e.breaker_threshold is null),
-                     ('breaker_cooldown', e.breaker_cooldown is null), ('keeps_response', e.keeps_response is null)) r (field, is_null)
+        from (values ('keeps_response', e.keeps_response is null)) r (field, is_null)
         where r.is_null) p
     order by p.place limit 1;
     if v_problem.text is not null then
@@ -52,7 +51,7 @@ begin
                                     (select string_agg(t.name, ', ' order by t.name) from forebay.sink_type t))
             when 'config' then case when v_type.name is not null then format('Settings of %s that an endpoint can have: %s. The setting endpoint_settings of the deliverers gives others.',
                                                                           v_type.name, array_to_string(v_type.settings, ', ')) end
-            when 'retry' then 'Give "standard", "ulak", or at most 100 delays in seconds, such as [10, 60, 600].' end;
+            when 'retry' then forebay._retry_hint() end;
         raise exception using errcode = 'JQ001', column = v_problem.field, message = v_problem.text,
             hint = coalesce(v_hint, 'Nothing was changed. See the function forebay.create_endpoint in the reference.');
     end if;
@@ -106,8 +105,9 @@ language sql immutable
 as $$
     select case
         when p_retry in ('"standard"', '"ulak"') then null
+        when jsonb_typeof(p_retry) = 'object' then forebay._policy_problem(p_retry)
         when jsonb_typeof(p_retry) is distinct from 'array'
-            then format('retry %s is neither a preset nor a list of delays', coalesce(quote_literal(left(p_retry::text, 40)), 'null'))
+            then format('retry %s is neither a preset, a list of delays nor a policy', coalesce(quote_literal(left(p_retry::text, 40)), 'null'))
         when jsonb_array_length(p_retry) > 100 then format('retry has %s delays, the limit is 100', jsonb_array_length(p_retry))
         else (select format('retry has the delay %s, not a number of seconds from 0 to 2592000', left(d::text, 40))
               from jsonb_array_elements(p_retry) d
@@ -126,6 +126,8 @@ declare
     v_endpoint forebay.endpoint;
     v_id       bigint;
 begin
+    -- Before the endpoint, as forebay.configure(): a default that it has is changed before this, or after its commit.
+    perform from forebay.setting s where s.name = 'endpoint_concurrency' for share;
     select e.endpoint_id into v_id from forebay.endpoint e where e.name = p_name;
     perform from forebay.endpoint_state s where s.endpoint_id = v_id for update;
     select e.* into v_endpoint from forebay.endpoint e where e.endpoint_id = v_id;

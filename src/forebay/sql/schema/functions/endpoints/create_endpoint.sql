@@ -9,8 +9,12 @@
 --                      Secrets of HTTP endpoints (`secrets`, `auth`) must be references: `env:NAME`
 --                      or `file:/path`
 --   retry              `"standard"` (10 tries over 75 h 35 min), `"ulak"` (10 tries over 25 min 10
---                      s), or at most 100 delays in seconds, 0 to 2592000 each; there is one try
---                      more than delays
+--                      s), at most 100 delays in seconds, 0 to 2592000 each, with one try more than
+--                      delays, or a policy, an object: forebay.retry_plan() says what it means.
+--                      This, `concurrency`, `breaker_threshold` and `breaker_cooldown` are those of
+--                      the database if null: `endpoint_retry`, `endpoint_concurrency`,
+--                      `breaker_failures` and `breaker_cooldown_seconds` of forebay.configure(),
+--                      also when these change
 --   rate, burst        deliveries started per second, 0.000001 to 1000000, and at once after an
 --                      idle time; null: no limit, and those of one second
 --   concurrency        deliveries that run at once, over all deliverers
@@ -28,9 +32,9 @@
 -- Locks: the name, and those of forebay.limit_key(), until the transaction ends.
 -- See: docs/howto/sinks.md
 create function forebay.create_endpoint(
-    name text, sink text, config jsonb, retry jsonb default '"standard"', rate double precision default null,
-    burst integer default null, concurrency integer default 50, breaker_threshold integer default 10,
-    breaker_cooldown integer default 30, disable_after interval default null, max_waiting bigint default null,
+    name text, sink text, config jsonb, retry jsonb default null, rate double precision default null,
+    burst integer default null, concurrency integer default null, breaker_threshold integer default null,
+    breaker_cooldown integer default null, disable_after interval default null, max_waiting bigint default null,
     max_age interval default null, keeps_response boolean default false)
 returns bigint
 language plpgsql volatile security definer
@@ -56,6 +60,7 @@ begin
     v_new.max_age := create_endpoint.max_age;
     v_new.keeps_response := create_endpoint.keeps_response;
     perform forebay._check_endpoint(v_new);
+    perform from forebay.setting s where s.name = 'endpoint_concurrency' for share;
     insert into forebay.endpoint as e (
         name, sink, config, retry, rate, burst, concurrency, breaker_threshold, breaker_cooldown, disable_after, max_waiting, max_age,
         keeps_response, created_at, changed_at, version)
@@ -69,7 +74,7 @@ begin
     end if;
     insert into forebay.endpoint_state (endpoint_id) values (v_new.endpoint_id);
     perform forebay._renew_endpoint(v_new.endpoint_id);
-    perform forebay._set_key_limits('forebay.deliver', v_new.name, v_new.rate, v_new.burst, v_new.concurrency);
+    perform forebay._set_key_limits('forebay.deliver', v_new.name, v_new.rate, v_new.burst, (forebay._with_defaults(v_new)).concurrency);
     perform forebay._record_event('endpoints.create', p_subject_id => v_new.endpoint_id, p_new => forebay._endpoint_facts(v_new));
     return v_new.endpoint_id;
 end

@@ -23,6 +23,6 @@ as $$
                 'endpoint_id', e.endpoint_id, 'name', e.name, 'sink', e.sink, 'config', e.config, 'retired_secrets', e.retired_secrets,
                 'retry', e.retry, 'concurrency', e.concurrency, 'keeps_response', e.keeps_response, 'breaker_threshold', e.breaker_threshold,
                 'disabled_at', e.disabled_at, 'opened_at', (forebay._endpoint_breaker(e.name)).opened_at, 'version', e.version) order by e.endpoint_id), '[]')
-            from forebay.endpoint e
-            where e.version >= p_since)
+            from forebay.endpoint i cross join lateral forebay._with_defaults(i) e
+            where i.version >= p_since)
 $$;

@@ -19,6 +19,8 @@
 --                           milliseconds; null: none was accepted
 --   last_success_at, last_failure_at
 --                           to within 5 seconds
+--   inherits                which of `retry`, `concurrency`, `breaker_threshold` and
+--                           `breaker_cooldown` are those of the database: forebay.configure()
 --
 -- Transaction: the caller's; reads only.
 -- pages: 200 + 100 an endpoint
@@ -29,7 +31,7 @@ returns table (name text, endpoint_id bigint, sink text, config jsonb, retry jso
                failures integer, opened_at timestamptz, next_probe_at timestamptz, failing_since timestamptz, paused_until timestamptz,
                waiting bigint, waiting_since timestamptz, is_overfull boolean, accepted_per_second double precision,
                failed_per_second double precision, rejected_per_second double precision, p99_seconds double precision,
-               last_success_at timestamptz, last_failure_at timestamptz, last_error text)
+               last_success_at timestamptz, last_failure_at timestamptz, last_error text, inherits text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -45,8 +47,10 @@ begin
            coalesce(b.failures, 0), b.opened_at, b.probe_at, s.failing_since,
            case when e.disabled_at is null then p.until end,
            w.waiting, w.since, s.is_overfull, a.accepted / 120.0::double precision, a.failed / 120.0::double precision,
-           a.rejected / 120.0::double precision, h.p99, s.last_success_at, s.last_failure_at, s.last_error
-    from forebay.endpoint e
+           a.rejected / 120.0::double precision, h.p99, s.last_success_at, s.last_failure_at, s.last_error,
+           forebay._inherited(own)
+    from forebay.endpoint own
+    cross join lateral forebay._with_defaults(own) e
     join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
     left join forebay.breaker b on b.queue = 'forebay.deliver' and b.key = e.name
     cross join lateral forebay._endpoint_waiting(e.name) w

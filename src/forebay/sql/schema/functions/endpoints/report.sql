@@ -87,7 +87,7 @@ begin
         return;  -- It was dropped meanwhile.
     end if;
     -- Who changes an endpoint has locked its state.
-    select i.* into e from forebay.endpoint i where i.endpoint_id = r.endpoint_id;
+    select d.* into e from forebay.endpoint i cross join lateral forebay._with_defaults(i) d where i.endpoint_id = r.endpoint_id;
     n := s;
     n.failing_since := case when r.accepted > 0 then case when r.failures > 0 then p_at end
                             else coalesce(s.failing_since, case when v_failed then p_at end) end;

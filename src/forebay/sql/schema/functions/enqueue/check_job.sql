@@ -1,3 +1,9 @@
+-- A delay as it counts: one before now is now. Null stays null.
+create function forebay._delay_from_now(p_delay interval) returns interval
+language sql immutable
+as $$ select case when p_delay < interval '0' then interval '0' else p_delay end $$;
+
+
 -- The problem with one job, or null. One line, lower case, with the value. Its delay is p_delay.
 create function forebay._job_problem(p_job forebay._job_input, p_delay interval default null) returns text
 language plpgsql stable

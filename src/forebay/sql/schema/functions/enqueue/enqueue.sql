@@ -47,7 +47,7 @@ $$;
 --   queue           the queue's name, with the same rules as `kind`; null: that of the kind, see
 --                   forebay.queue_of(), or `default`
 --   priority        -32768 to 32767, lower first
---   delay           time from now until the job may start, 0 to 100 years
+--   delay           time from now until the job may start, up to 100 years; negative: now
 --   run_at          the earliest start; past times mean now. Not together with `delay`
 --   expires_at      the job does not start at or after this time, which must be later than its
 --                   earliest start; null: 30 days after the enqueue or the earliest start
@@ -117,6 +117,7 @@ begin
             v_lane := case when num_nonnulls(enqueue.limit_key, enqueue.ordering_key, enqueue.unique_as) = 0 then v_lane end;
         end if;
         if v_lane is null then
+            enqueue.delay := forebay._delay_from_now(enqueue.delay);
             enqueue.queue := coalesce(enqueue.queue, forebay.queue_of(enqueue.kind), 'default');
             if nullif(enqueue.unique_as, '"none"') is not null then
                 return (forebay.enqueue_unique(

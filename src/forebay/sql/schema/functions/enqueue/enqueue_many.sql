@@ -77,7 +77,7 @@ begin
     p_jobs := forebay._with_declared_keys(p_jobs);
     begin
         select array_agg(
-            row(coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
+            row(coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), case when r.delay < 0 then 0 else r.delay end,
                 r.run_at, r.expires_at, {job of g})::forebay._job_input
             order by r.ordinality)
         into v_jobs
@@ -175,6 +175,7 @@ begin
     if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
     end if;
+    enqueue_many.delay := forebay._delay_from_now(enqueue_many.delay);
     if pg_sequence_last_value('forebay.kind_keys_seq') is not null then
         perform from forebay.kind_queue k where k.kind = enqueue_many.kind and k.keys is not null;
         if found then

@@ -19,13 +19,14 @@
 --   concurrency     what forebay.set_concurrency() has set for the worker, null for none
 --   muted_causes    the muted causes of death
 --   queue_attempts  the maximum attempts of the queues that have one
+--   settings        as forebay.followed_settings_v1(); null: none was set
 --
 -- Transaction: any; meant to be autocommitted. Commits asynchronously.
 -- pages: 40 + 5 a job
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
                                      p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               concurrency integer, muted_causes text[], queue_attempts jsonb)
+               concurrency integer, muted_causes text[], queue_attempts jsonb, settings jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: hot
@@ -59,6 +60,7 @@ begin
     if pg_sequence_last_value('forebay.queue_attempts_seq') is not null then
         queue_attempts := (select jsonb_object_agg(a.queue, a.max_attempts) from forebay.queue_attempts a);
     end if;
+    settings := forebay._followed_settings();
     return next;
 end
 $$;

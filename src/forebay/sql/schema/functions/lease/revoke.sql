@@ -90,8 +90,8 @@ begin
                 v_used := v_used + 1;
                 perform forebay._record_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
-                                       'max_attempts', 20), v_worker);
-                if v_attempt >= coalesce(v_row.max_attempts, forebay._queue_attempts(v_lane.queue), 20) then
+                                       'max_attempts', forebay._setting_value('max_attempts')), v_worker);
+                if v_attempt >= coalesce(v_row.max_attempts, forebay._queue_attempts(v_lane.queue), forebay._setting_value('max_attempts')) then
                     v_holds := v_row.ordering_key is not null
                                and exists (select from forebay.kind_queue k where k.kind = v_row.kind and k.holds_key);
                     v_letters := v_letters || forebay._write_dead_letter(

@@ -15,7 +15,8 @@
 --   error        with `failed`: what people see
 --   threshold, cooldown, cooldown_max
 --                with `failed`: failures in a row that open the breaker, 1 to 1000; seconds to the first
---                probe, 1 to 86400; most seconds between two, each that fails doubles them
+--                probe, 1 to 86400; most seconds between two, each that fails doubles them. Null: as
+--                the database has them, see forebay.configure()
 --
 -- Columns:
 --   queue      each of `p_queues` in which a key has failed since its last success, with a null
@@ -98,8 +99,11 @@ begin
         select e.nr, l.queue, b.limit_keys[(e.value ->> 'offset')::integer] as key, (e.value ->> 'failed')::boolean as failed,
                p_at - make_interval(secs => greatest((e.value ->> 'ended_ago')::double precision, 0)) as ended_at,
                p_at - make_interval(secs => greatest((e.value ->> 'claimed_ago')::double precision, 0)) as claimed_at,
-               e.value ->> 'error' as error, (e.value ->> 'threshold')::integer as threshold,
-               (e.value ->> 'cooldown')::double precision as cooldown, (e.value ->> 'cooldown_max')::double precision as cooldown_max
+               e.value ->> 'error' as error, coalesce((e.value ->> 'threshold')::integer, forebay._setting_value('breaker_failures')::integer) as threshold,
+               coalesce((e.value ->> 'cooldown')::double precision, forebay._setting_value('breaker_cooldown_seconds')) as cooldown,
+               coalesce((e.value ->> 'cooldown_max')::double precision,
+                        greatest(forebay._setting_value('breaker_cooldown_max_seconds'),
+                                 coalesce((e.value ->> 'cooldown')::double precision, forebay._setting_value('breaker_cooldown_seconds')))) as cooldown_max
         from jsonb_array_elements(p_ended) with ordinality e (value, nr)
         cross join lateral (select i.lane, i.limit_keys from forebay.batch i
                             where i.lease_id = (e.value ->> 'lease_id')::bigint and i.claim_no = (e.value ->> 'claim_no')::bigint offset 0) b

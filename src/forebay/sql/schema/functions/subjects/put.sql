@@ -129,7 +129,7 @@ begin
             message = 'options must be a JSON object of {options} and expires_at';
     end if;
     return jsonb_strip_nulls(jsonb_build_object(
-        'kind', p_kind, 'subject', coalesce(p_subject, ''), 'queue', p_queue, 'delay', extract(epoch from p_delay), 'run_at', p_run_at,
+        'kind', p_kind, 'subject', coalesce(p_subject, ''), 'queue', p_queue, 'delay', extract(epoch from forebay._delay_from_now(p_delay)), 'run_at', p_run_at,
         'priority', p_priority, 'version', p_version))
         || case when p_args is null then '{}' else jsonb_build_object('args', p_args) end || coalesce(p_options, '{}');
 end
@@ -169,7 +169,7 @@ begin
         v_all := array(
             select row(
                 r.ordinality, coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'),
-                coalesce(r.subject, gen_random_uuid()::text), r.kind, r.args, coalesce(r.run_at, v_now + make_interval(secs => r.delay)), r.priority,
+                coalesce(r.subject, gen_random_uuid()::text), r.kind, r.args, coalesce(r.run_at, v_now + make_interval(secs => case when r.delay < 0 then 0 else r.delay end)), r.priority,
                 r.version, r.value - array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'])::forebay._subject_input
             from rows from (jsonb_to_recordset(p_subjects) as (
                     kind text, subject text, args jsonb, queue text, delay double precision, run_at timestamptz, priority integer, version integer),
@@ -185,7 +185,7 @@ begin
                            then format('subject %s must have 1 to 512 bytes, and no control character', quote_literal(left(u.subject, 40)))
                        when u.version not between 0 and 9999 then format('version %s is outside 0 to 9999', u.version)
                        when length(u.kind) > 120 then format('kind %s has more than 120 characters', quote_literal(left(u.kind, 40)))
-                       when (e.value ->> 'delay')::double precision not between 0 and 3155760000 then
+                       when (e.value ->> 'delay')::double precision > 3155760000 then
                            format('delay %s is outside 0 to 100 years', e.value ->> 'delay')
                        when e.value ?& array['delay', 'run_at'] then 'delay and run_at exclude each other'
                        else forebay._job_problem(

@@ -51,6 +51,7 @@ declare
     v_problem text;
     v_made    record;
 begin
+    enqueue_unique.delay := forebay._delay_from_now(enqueue_unique.delay);
     if pg_sequence_last_value('forebay.kind_keys_seq') is not null then
         select d.limit_key, d.ordering_key into enqueue_unique.limit_key, enqueue_unique.ordering_key
         from forebay._declared_keys(
