@@ -6,6 +6,8 @@ import threading
 import pytest
 
 from forebay.client import Client
+from forebay.sending._presets import PRESETS, as_retries
+from tests.support.delivering import bury
 from tests.support.engine import Reader
 from tests.support.waiting import wait_for
 
@@ -168,3 +170,47 @@ def test_a_test_message_without_an_answer_says_where_to_look(forebay, database):
     answer = forebay("endpoints", "test", "shop", "--wait", 0, "--json")
     assert answer.json == {"endpoint": "shop", "job_id": 2, "state": "ready", "error": None}
     assert Client(database).job(2)[0].kind == "forebay.test"
+
+
+def test_a_delivery_is_shown_with_the_name_of_its_endpoint_and_its_own_tries(
+    forebay, database, conn
+):
+    """In lists, the search, one job and where it is: the name, not the number, and how often this
+    endpoint's policy tries, before the first attempt too.
+    """
+    client = Client(database)
+    client.create_endpoint("shop", "http", {"url": "https://a.example/h"}, retry=[10, 60])
+    job = client.send(conn, "shop", {"order": 42}, kind="order.created")
+    call = 'order.created(endpoint="shop", payload={"order": 42})'
+    shown = forebay("jobs", "list").out
+    assert call in shown
+    assert "1 of 3" in shown
+    assert call in forebay("jobs", "search").out
+    assert call in forebay("where", str(job)).out
+    one = forebay("jobs", "show", str(job)).out
+    assert '"endpoint": "shop"' in one
+    assert "1 of 3" in one
+    assert forebay("jobs", "list", "--json").json[0]["endpoint"] == "shop"
+    client.alter_endpoint("shop", retry="standard")
+    assert client.job(job)[0].max_attempts == 10
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_sql_knows_how_often_each_preset_tries(database, conn, preset):
+    client = Client(database)
+    client.create_endpoint("shop", "http", {"url": "https://a.example/h"}, retry=preset)
+    job = client.send(conn, "shop", {})
+    assert client.job(job)[0].max_attempts == as_retries(preset).tries
+
+
+def test_a_dead_delivery_is_shown_with_the_name_of_its_endpoint(forebay, database, conn):
+    client = Client(database)
+    client.create_endpoint("shop", "http", {"url": "https://a.example/h"})
+    client.send(conn, "shop", {"order": 42}, kind="order.created")
+    bury(database)
+    shown = forebay("dead", "list").out
+    assert "endpoint shop" in shown
+    assert "forebay.deliver" not in shown
+    dead = forebay("dead", "list", "--json").json[0]
+    assert dead["endpoint"] == "shop"
+    assert '"endpoint": "shop"' in forebay("dead", "show", str(dead["dead_id"])).out

@@ -294,8 +294,36 @@ async def test_the_number_of_tries_is_that_of_the_endpoint(
         await wait_for_async(lambda: letters(database))
     errors = "select distinct error ->> 'max_attempts' from forebay.failure where job_id = %s"
     assert one(conn, errors.replace("error ->> 'max_attempts'", "max_attempts"), job) == 3
-    assert "attempt 1 of 3, failed" in caplog.text
+    assert "(message), endpoint shop, attempt 1 of 3, failed" in caplog.text
     assert "of 10000" not in caplog.text
+    assert {record.endpoint for record in caplog.records if hasattr(record, "job_id")} == {"shop"}
+
+
+async def test_a_refused_message_has_the_number_of_tries_of_the_endpoint(
+    database, conn, shop, http_endpoint, far_name, caplog
+):
+    """Also one that is dead at its first attempt, in its letter and in the log."""
+    shop(retry=[1, 1])
+    http_endpoint.statuses(far_name, 422)
+    send(conn, "shop")
+    async with delivering(database):
+        await wait_for_async(lambda: letters(database))
+    (letter,) = letters(database)
+    assert (letter.reason, letter.attempt, letter.max_attempts) == ("permanent", 1, 3)
+    assert letter.endpoint == "shop"
+    assert letter.errors[0].type == "Dead"
+    assert "endpoint shop, attempt 1 of 3, failed" in caplog.text
+
+
+async def test_a_delivery_to_an_endpoint_that_was_dropped_says_so(database, conn, shop):
+    shop()
+    send(conn, "shop")
+    one(conn, "select forebay.drop_endpoint('shop', discard => true)")
+    async with delivering(database):
+        await wait_for_async(lambda: letters(database))
+    (letter,) = letters(database)
+    assert letter.errors[0].message == "its endpoint was dropped"
+    assert letter.endpoint == "shop"
 
 
 @pytest.mark.parametrize("closes", [True, False])

@@ -43,6 +43,7 @@ from forebay.cli.output import (
 )
 from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, DeadLetterNotFound
+from forebay.model.status import shown_args
 from forebay.model.text import counted
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def list_(
             str(letter.job_id),
             *([str(letter.redriven_as or "-")] if with_new_job else []),
             letter.kind,
-            letter.queue if letter.group == "default" else f"{letter.queue}/{letter.group}",
+            _queue(letter),
             Text(letter.reason, style="red"),
             attempt_of(letter.attempt, letter.max_attempts),
             ago(letter.died_at),
@@ -190,7 +191,7 @@ def _print_letter(letter: DeadLetter) -> None:
     out.print(_facts(letter))
     if letter.args:
         out.print(Text("arguments", style="bold"))
-        out.print(json_text(letter.args))
+        out.print(json_text(shown_args(letter)))
     for failure in letter.errors:
         out.print()
         out.print(failure_headline(failure))
@@ -467,6 +468,12 @@ def purge(
         console().print(f"deleted dead letters: {count:,}")
 
 
+def _queue(letter: DeadLetter) -> str:
+    if letter.endpoint is not None:
+        return f"endpoint {letter.endpoint}"
+    return letter.queue if letter.group == "default" else f"{letter.queue}/{letter.group}"
+
+
 def _last_error(letter: DeadLetter) -> str:
     if not letter.errors:
         return "-"
@@ -482,6 +489,8 @@ def _facts(letter: DeadLetter) -> Table:
     rows.add_row("reason", Text(letter.reason, style="red"))
     rows.add_row("cause", f"{letter.cause}{f'  in {letter.place}' if letter.place else ''}")
     rows.add_row("queue", f"{letter.queue}, priority {letter.priority}, group {letter.group}")
+    if letter.endpoint is not None:
+        rows.add_row("endpoint", letter.endpoint)
     rows.add_row("attempt", attempt_of(letter.attempt, letter.max_attempts))
     rows.add_row("enqueued", moment(letter.enqueued_at))
     rows.add_row("died", moment(letter.died_at))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from forebay._dataclass import dataclass
 from forebay.model.options import MessageOptions
 
 Breaker = Literal["closed", "open", "half-open"]
+
+#: The queue of deliveries. The limit key of a delivery is the name of its endpoint.
+DELIVERIES: Final = "forebay.deliver"
 
 
 class EndpointOptions(TypedDict, total=False):

@@ -37,6 +37,7 @@ class JobStatus:
         redriven_from_dead_id: the dead letter that was redriven as this job.
         dead_id: the dead letter of this job.
         unique_key: what its uniqueness mode compares; None without one.
+        endpoint: the name of the endpoint to which it is delivered; None: it is no delivery.
         place: the sort number in lists, the ``before`` of the next page; None outside a list.
     """
 
@@ -66,6 +67,7 @@ class JobStatus:
     redriven_from_dead_id: int | None
     dead_id: int | None
     unique_key: str | None = None
+    endpoint: str | None = None
     place: int | None = None
 
 
@@ -166,6 +168,7 @@ class DeadLetter:
         ordering_key: the job's ordering key; None for none.
         holds_key: whether later jobs of the ordering key wait for this letter, or for the job it
             was redriven as.
+        endpoint: the name of the endpoint to which it is delivered; None: it is no delivery.
         place: the innermost function of the application that raised the last error; None if it is
             not known.
     """
@@ -193,6 +196,18 @@ class DeadLetter:
     place: str | None
     ordering_key: str | None
     holds_key: bool
+    endpoint: str | None = None
+
+
+def shown_args(job: JobStatus | DeadLetter) -> Mapping[str, Any]:
+    """Return the arguments of a job for people: a delivery has the name of its endpoint, and not
+    the number by which the deliverers know it.
+    """
+    if job.endpoint is None:
+        return job.args
+    return {"endpoint": job.endpoint} | {
+        name: value for name, value in job.args.items() if name != "endpoint"
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

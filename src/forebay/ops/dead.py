@@ -52,8 +52,9 @@ class DeadFilter(TypedDict, total=False):
 
 _LETTER: Final = """\
 select (to_jsonb(d) || jsonb_build_object(
-    'group', g.name, 'max_attempts', coalesce(d.max_attempts,
-        (d.errors -> -1 ->> 'max_attempts')::integer),
+    'group', g.name,
+    'endpoint', case when d.queue = 'forebay.deliver' then d.limit_key end,
+    'max_attempts', coalesce(d.max_attempts, (d.errors -> -1 ->> 'max_attempts')::integer),
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end))::text
 from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group

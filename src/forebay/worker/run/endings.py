@@ -189,7 +189,9 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
         return Ended(0, "released", after=result.after)
     if isinstance(result, Failed):
         counted = msgspec.structs.replace(job, max_attempts=result.of)
-        error = _error(counted, "Retry", result.reason)
+        error = _error(counted, "Dead" if result.permanent else "Retry", result.reason)
+        if result.permanent:
+            return dead(kind, job, "permanent", error)
         if result.after is None:
             return dead(kind, job, "exhausted", error)
         return Ended(0, "retried", after=result.after, error=error)
