@@ -212,7 +212,7 @@ def shown_args(job: JobStatus | DeadLetter) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroup:
-    """Dead letters of one cause that were not redriven.
+    """Dead letters of one cause that were not redriven; of deliveries, those to one endpoint.
 
     Attributes:
         cause: the id of the cause: of kind, class of the error, and place.
@@ -226,6 +226,7 @@ class DeadGroup:
         message: its last error, at most 500 characters; None if there was none.
         is_muted: whether deaths of this cause are no errors in the log.
         muted_until: when that ends; None if it does not, or is not muted.
+        endpoint: the endpoint to which they were delivered; None: they are no deliveries.
     """
 
     cause: str
@@ -240,6 +241,7 @@ class DeadGroup:
     message: str | None
     is_muted: bool
     muted_until: datetime | None
+    endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +263,7 @@ class RedrivePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadSummary:
-    """Dead letters of one queue, kind, reason and error.
+    """Dead letters of one queue, endpoint, kind, reason and error.
 
     Attributes:
         error_type: the class of the last error; empty if there was none.
@@ -270,6 +272,10 @@ class DeadSummary:
         deleted: deleted ones, of jobs that died in the last 400 days.
         last_died_on: the day of the last death, in UTC.
         keep_days: how many days the queue keeps dead letters; None forever.
+        endpoint: the endpoint to which they were delivered; None: they are no deliveries.
+        redriven: those that exist and were redriven.
+        oldest_at: when the first of those that exist died; None: none exists.
+        newest_at: when the last of them died; None: none exists.
     """
 
     queue: str
@@ -281,3 +287,7 @@ class DeadSummary:
     deleted: int
     last_died_on: date
     keep_days: int | None
+    endpoint: str | None
+    redriven: int
+    oldest_at: datetime | None
+    newest_at: datetime | None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, InvalidJob
 from forebay.model.alerts import Alert
+from forebay.model.endpoints import DELIVERIES
 from forebay.model.text import counted, human_bytes
 from forebay.policy.cron import Timing
 from forebay.policy.keys import next_probe
@@ -75,7 +76,7 @@ SCHEDULES_OFF: Final = "--schedules off"
 _MISSED_SECONDS: Final = 86_400.0
 
 #: The queues of published events and of deliveries, which no application serves.
-_DELIVERING: Final = ("forebay.publish", "forebay.deliver")
+_DELIVERING: Final = ("forebay.publish", DELIVERIES)
 
 
 class Watched:
@@ -293,7 +294,7 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                 code="A3",
                 subject=queue,
                 problem=f"{counted(sum(dead['dead'] for dead in over), 'dead letter')} of {kinds}",
-                hint=f"See why: `forebay dead groups --queue {queue}`; redrive or purge them.",
+                hint=f"See why: `{_groups_of(queue)}`; redrive or purge them.",
             )
         lately = sum(dead["lately"] for dead in lines)
         most = watched.threshold("dead_lately_most", queue)
@@ -306,8 +307,13 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                     f"{counted(lately, 'job')} died within {human_duration(WITHIN_SECONDS)}, "
                     f"more than {most:,.0f}"
                 ),
-                hint=f"Something fails for good: `forebay dead groups --queue {queue}`.",
+                hint=f"Something fails for good: `{_groups_of(queue)}`.",
             )
+
+
+def _groups_of(queue: str) -> str:
+    """Return the command that groups the dead letters of a queue; of deliveries by endpoint."""
+    return "forebay dead groups" if queue == DELIVERIES else f"forebay dead groups --queue {queue}"
 
 
 def _of_lost_workers(watched: Watched) -> Iterator[Alert]:
