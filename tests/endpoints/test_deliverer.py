@@ -240,6 +240,38 @@ async def test_an_endpoint_that_is_gone_is_disabled(
         await wait_for_async(lambda: worker.stats.done >= 1)
 
 
+async def test_an_endpoint_can_stay_enabled_when_a_message_is_gone(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    """410 is then a permanent failure of that message. The setting is live."""
+    shop(concurrency=1, disable_on_gone=False)
+    http_endpoint.statuses(far_name, 410, 200, 410)
+    send(conn, "shop", 2)
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 1 and letters(database))
+        assert [letter.reason for letter in letters(database)] == ["permanent"]
+        assert health(conn)["disabled_at"] is None
+        alter_endpoint(conn, "shop", disable_on_gone=True)
+        http_endpoint.statuses(far_name, 410)
+
+        def is_disabled():
+            with contextlib.suppress(psycopg.Error):
+                send(conn, "shop")
+            return health(conn)["disabled_at"]
+
+        await wait_for_async(is_disabled)
+
+
+async def test_a_deliverer_tells_the_database_which_hosts_it_may_call(database, conn):
+    """So an endpoint with such an address can be saved; the list of the last one counts."""
+    hosts = "select array_agg(host order by host) from forebay.endpoint_host"
+    conn.execute("truncate forebay.endpoint_host")
+    async with delivering(database):
+        await wait_for_async(lambda: one(conn, hosts) == ["127.0.0.1", "localhost"])
+    async with delivering(database, permissions={}):
+        await wait_for_async(lambda: one(conn, hosts) is None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["seconds", "date"])
 async def test_retry_after_pauses_the_endpoint(
@@ -401,7 +433,10 @@ async def test_a_bad_configuration_opens_the_breaker_and_uses_no_attempt(
     database, conn, shop, requests
 ):
     shop()
-    create_endpoint(conn, "bad", "http", {"url": "gopher://x"}, retry=[], breaker_threshold=2)
+    create_endpoint(conn, "bad", "http", {"url": "https://x"}, retry=[], breaker_threshold=2)
+    conn.execute(
+        "update forebay.endpoint set config = '{\"url\": \"gopher://x\"}' where name = 'bad'"
+    )
     send(conn, "bad", 2)
     send(conn, "shop", 2)
     async with delivering(database) as worker:

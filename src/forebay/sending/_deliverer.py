@@ -31,7 +31,7 @@ from forebay.sending._payloads import Payloads
 from forebay.sending._reports import Reports
 from forebay.sending._sender import message_of
 from forebay.sending._service import QueueService
-from forebay.sending._sink_types import record_sink_types
+from forebay.sending._sink_types import record_hosts, record_sink_types
 from forebay.sinks import Accepted, EndpointGone, Permissions, Refused, Rejected, TryLater
 
 if TYPE_CHECKING:
@@ -121,7 +121,12 @@ class Deliverer(QueueService):
         stack.push_async_callback(_flush, reports)
         stack.push_async_callback(self._payloads.close)
         stack.push_async_callback(self._endpoints.close)
-        for service in (record_sink_types(facts.run), reports.run(), self._endpoints.run()):
+        for service in (
+            record_sink_types(facts.run),
+            record_hosts(facts.run, self._permissions.hosts),
+            reports.run(),
+            self._endpoints.run(),
+        ):
             stack.push_async_callback(_end, asyncio.create_task(service))
         return {}
 

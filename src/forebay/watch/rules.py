@@ -145,6 +145,7 @@ def alerts_of_all(data: Mapping[str, Any]) -> list[Alert]:
     rules_of_sorts = (
         _of_lost_workers,
         _of_endpoints,
+        _of_full_endpoints,
         _of_breakers,
         _of_mirrors,
         _of_schedules,
@@ -334,6 +335,33 @@ def _of_lost_workers(watched: Watched) -> Iterator[Alert]:
         hint="See what they held and what became of it: `forebay workers list --ended`.",
         since=watched.instant(lost[0]["ended_at"]),
     )
+
+
+def _of_full_endpoints(watched: Watched) -> Iterator[Alert]:
+    for endpoint in watched.data["endpoints"]:
+        name = endpoint["endpoint"]
+        if endpoint["is_disabled"] or not (endpoint["is_full"] or endpoint["is_overfull"]):
+            continue
+        what = "dropped" if endpoint["is_overfull"] else "refused"
+        yield Alert(
+            code="endpoint-full",
+            subject=name,
+            severity="error",
+            problem=(
+                f"as many deliveries wait for endpoint {name} as its max_waiting allows: events "
+                f"are {what}"
+            ),
+            hint=(
+                f"See what holds it with `forebay endpoints show {name}`. Raise --max-waiting with "
+                f"`forebay endpoints alter {name}`"
+                + (
+                    f"; then `forebay endpoints replay {name} --since TIME` delivers what was "
+                    f"dropped."
+                    if endpoint["is_overfull"]
+                    else ", or set --when-full drop."
+                )
+            ),
+        )
 
 
 def _of_endpoints(watched: Watched) -> Iterator[Alert]:

@@ -196,7 +196,7 @@ def _slots(data: Mapping[str, Any]) -> Iterable[Sample]:
 
 def _calls(data: Mapping[str, Any]) -> Iterable[Sample]:
     for endpoint in data["endpoints"]:
-        for outcome in ("accepted", "failed", "rejected"):
+        for outcome in ("accepted", "failed", "rejected", "dropped"):
             yield (endpoint["endpoint"], outcome), float(endpoint[f"{outcome}_per_second"] or 0)
 
 
@@ -217,6 +217,11 @@ def _oldest_delivery(data: Mapping[str, Any]) -> Iterable[Sample]:
     for endpoint in data["endpoints"]:
         since = endpoint["waiting_since"]
         yield (endpoint["endpoint"],), 0.0 if since is None else max(0.0, data["at"] - since)
+
+
+def _full(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for endpoint in data["endpoints"]:
+        yield (endpoint["endpoint"],), float(endpoint["is_full"] or endpoint["is_overfull"])
 
 
 def _open_keys(data: Mapping[str, Any]) -> Iterable[Sample]:
@@ -287,6 +292,10 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
     ("forebay_endpoint_oldest_waiting_seconds", "gauge", (
             "For how long the first of them has waited."
             ), ("endpoint",), _oldest_delivery),
+    ("forebay_endpoint_full", "gauge", (
+            "Whether as many deliveries are parked as max_waiting allows: messages are refused, "
+            "and events refused or dropped."
+            ), ("endpoint",), _full),
     ("forebay_endpoint_dead_letters", "gauge", (
             "Dead letters of the endpoint that were not redriven, at most "
             "10,000."
@@ -300,8 +309,8 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
             "disabled."
             ), ("endpoint",), _of_endpoints("is_disabled")),
     ("forebay_endpoint_calls_per_second", "gauge", (
-            "Calls in the last two "
-            "minutes."
+            "Calls in the last two minutes, and events that were dropped without a "
+            "call."
             ), ("endpoint", "outcome"), _calls),
     ("forebay_endpoint_latency_p99_seconds", "gauge", (
             "99 % of the accepted deliveries took at most this long since "
@@ -399,8 +408,8 @@ WORKER: Final[tuple[tuple[str, Literal["gauge", "counter"], str, tuple[str, ...]
 _LARGEST: Final = frozenset({
     "forebay_queue_oldest_ready_seconds", "forebay_endpoint_oldest_waiting_seconds",
     "forebay_queue_paused", "forebay_queue_served",
-    "forebay_endpoint_disabled", "forebay_endpoint_latency_p99_seconds", "forebay_breaker_open",
-    "forebay_alert",
+    "forebay_endpoint_disabled", "forebay_endpoint_full", "forebay_endpoint_latency_p99_seconds",
+    "forebay_breaker_open", "forebay_alert",
 })  # fmt: skip
 
 #: The number of labels that are capped together; 1 where nothing is listed.

@@ -266,7 +266,8 @@ as $$
                'endpoint', e.name, 'waiting', e.waiting, 'waiting_since', extract(epoch from e.waiting_since),
                'dead', d.dead, 'breaker', e.breaker, 'opened_at', extract(epoch from e.opened_at),
                'probe_at', extract(epoch from e.next_probe_at),
-               'is_disabled', e.disabled_at is not null, 'is_overfull', e.is_overfull, 'accepted_per_second', e.accepted_per_second,
+               'is_disabled', e.disabled_at is not null, 'is_overfull', e.is_overfull,
+               'is_full', coalesce(e.waiting >= e.max_waiting, false), 'when_full', e.when_full, 'dropped_per_second', e.dropped_per_second, 'accepted_per_second', e.accepted_per_second,
                'failed_per_second', e.failed_per_second, 'rejected_per_second', e.rejected_per_second, 'p99_seconds', e.p99_seconds,
                'error', left(e.last_error, 200)) order by e.name), '[]')
     from forebay.endpoints() e
