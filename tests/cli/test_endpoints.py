@@ -214,3 +214,26 @@ def test_a_dead_delivery_is_shown_with_the_name_of_its_endpoint(forebay, databas
     dead = forebay("dead", "list", "--json").json[0]
     assert dead["endpoint"] == "shop"
     assert '"endpoint": "shop"' in forebay("dead", "show", str(dead["dead_id"])).out
+
+
+def test_problems_are_told_before_anything_is_saved(forebay):
+    """Exit code 1, with each field and its hint; none is 0. The name may be taken."""
+    wrong = ("endpoints", "validate", "shop", "--sink", "http", "--set", "url=ftp://a.example/x")
+    answer = forebay(*wrong, "--set", "cloudevents=binary", "--rate", "0")
+    assert answer.code == 1
+    for line in ("config.url: config: url has the scheme ftp", "config.source: ", "rate: ", "→ "):
+        assert line in answer.out
+    assert {each["field"] for each in forebay(*wrong, "--json").json} == {"config.url"}
+    forebay(*NEW)
+    good = forebay("endpoints", "validate", *NEW[2:])
+    assert (good.code, "nothing is wrong" in good.out) == (0, True)
+    assert forebay("endpoints", "list", "--json").json[0]["config"]["url"].endswith("/hook")
+
+
+def test_the_bound_and_its_policy_are_settings(forebay):
+    forebay(*NEW, "--when-full", "drop", "--max-waiting", "5")
+    assert "5 waiting, then events are dropped" in forebay("endpoints", "show", "shop").out
+    forebay("endpoints", "alter", "shop", "--max-waiting", "0")
+    assert forebay("endpoints", "show", "shop", "--json").json["max_waiting"] is None
+    answer = forebay("endpoints", "alter", "shop", "--when-full", "wait")
+    assert (answer.code, "when_full must be 'refuse' or 'drop'" in answer.err) == (2, True)

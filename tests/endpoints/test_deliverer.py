@@ -131,6 +131,18 @@ async def test_a_message_sent_to_one_endpoint_arrives(database, conn, shop, requ
     assert request.headers["forebay-id"].startswith(f"{job_id}-")
 
 
+async def test_any_json_value_arrives_as_it_was_sent(database, conn, shop, requests):
+    shop()
+    values = [[1, {"a": None}], "text", 7, True, None, {}]
+    for value in values:
+        one(conn, "select forebay.send('shop', %s)", json.dumps(value))
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == len(values))
+    assert sorted(json.loads(request.body).__repr__() for request in requests) == sorted(
+        repr(value) for value in values
+    )
+
+
 class OtherSink(Sink):
     """A sink of another distribution."""
 

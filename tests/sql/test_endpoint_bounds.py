@@ -139,7 +139,7 @@ def test_without_the_check_a_full_endpoint_takes_more(database, conn):
     """The test above would see it."""
     shop(conn, max_waiting=1)
     send(conn, "shop")
-    break_function(database, "send", ("perform forebay._require_room(v_endpoint, 1);", ""))
+    break_function(database, "send", ("perform forebay._require_below_bound(v_endpoint, 1);", ""))
     send(conn, "shop")
 
 

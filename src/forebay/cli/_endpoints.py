@@ -190,7 +190,7 @@ def validate(
 ) -> None:
     """Tell what is wrong with the settings of an endpoint, and write nothing.
 
-    Exit code 1: something is. What the name of a host leads to is told by `forebay endpoints test`.
+    Exit code 1: something is. `forebay endpoints test` tells what the name of a host leads to.
     """
     found = client_of(dsn).validate_endpoint(name, sink, _config(config, setting) or {}, **options)
     if as_json:

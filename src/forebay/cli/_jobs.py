@@ -218,8 +218,6 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         rows.add_row("waits", waits.answer)
     group = "" if job.group == "default" else f", group {job.group}"
     rows.add_row("queue", f"{job.queue}, priority {job.priority}{group}")
-    if job.endpoint is not None:
-        rows.add_row("endpoint", job.endpoint)
     rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))
     for name, value in (
         ("enqueued", job.enqueued_at),
@@ -231,6 +229,7 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         if value is not None:
             rows.add_row(name, moment(value))
     for name, text in (
+        ("endpoint", job.endpoint),
         ("worker", job.worker),
         *options_shown(job),
         ("dead letter", job.dead_id),

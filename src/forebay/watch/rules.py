@@ -22,6 +22,7 @@ from forebay.model.text import counted, human_bytes
 from forebay.policy.cron import Timing
 from forebay.policy.keys import next_probe
 from forebay.policy.retry import human_duration
+from forebay.watch.endpoint_rules import full_text, groups_command
 from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
 from forebay.watch.write_hints import write_hint
 
@@ -295,7 +296,7 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                 code="A3",
                 subject=queue,
                 problem=f"{counted(sum(dead['dead'] for dead in over), 'dead letter')} of {kinds}",
-                hint=f"See why: `{_groups_of(queue)}`; redrive or purge them.",
+                hint=f"See why: `{groups_command(queue)}`; redrive or purge them.",
             )
         lately = sum(dead["lately"] for dead in lines)
         most = watched.threshold("dead_lately_most", queue)
@@ -308,13 +309,8 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                     f"{counted(lately, 'job')} died within {human_duration(WITHIN_SECONDS)}, "
                     f"more than {most:,.0f}"
                 ),
-                hint=f"Something fails for good: `{_groups_of(queue)}`.",
+                hint=f"Something fails for good: `{groups_command(queue)}`.",
             )
-
-
-def _groups_of(queue: str) -> str:
-    """Return the command that groups the dead letters of a queue; of deliveries by endpoint."""
-    return "forebay dead groups" if queue == DELIVERIES else f"forebay dead groups --queue {queue}"
 
 
 def _of_lost_workers(watched: Watched) -> Iterator[Alert]:
@@ -339,29 +335,12 @@ def _of_lost_workers(watched: Watched) -> Iterator[Alert]:
 
 def _of_full_endpoints(watched: Watched) -> Iterator[Alert]:
     for endpoint in watched.data["endpoints"]:
-        name = endpoint["endpoint"]
-        if endpoint["is_disabled"] or not (endpoint["is_full"] or endpoint["is_overfull"]):
-            continue
-        what = "dropped" if endpoint["is_overfull"] else "refused"
-        yield Alert(
-            code="endpoint-full",
-            subject=name,
-            severity="error",
-            problem=(
-                f"as many deliveries wait for endpoint {name} as its max_waiting allows: events "
-                f"are {what}"
-            ),
-            hint=(
-                f"See what holds it with `forebay endpoints show {name}`. Raise --max-waiting with "
-                f"`forebay endpoints alter {name}`"
-                + (
-                    f"; then `forebay endpoints replay {name} --since TIME` delivers what was "
-                    f"dropped."
-                    if endpoint["is_overfull"]
-                    else ", or set --when-full drop."
-                )
-            ),
-        )
+        if (endpoint["is_full"] or endpoint["is_overfull"]) and not endpoint["is_disabled"]:
+            name = endpoint["endpoint"]
+            problem, hint = full_text(name, drops=endpoint["is_overfull"])
+            yield Alert(
+                code="endpoint-full", subject=name, severity="error", problem=problem, hint=hint
+            )
 
 
 def _of_endpoints(watched: Watched) -> Iterator[Alert]:

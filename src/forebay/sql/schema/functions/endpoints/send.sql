@@ -31,7 +31,7 @@ begin
         raise exception using errcode = 'JQ001', column = 'payload', message = 'payload is null',
             hint = $h$Nothing was sent. The value null of JSON is 'null'::jsonb.$h$;
     end if;
-    perform forebay._require_room(v_endpoint, 1);
+    perform forebay._require_below_bound(v_endpoint, 1);
     return forebay.enqueue(
         send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
         send.delay, send.run_at,

@@ -49,7 +49,7 @@ begin
                                    {job of v_first but args}) j
         order by p.nr);
     perform forebay._check_payloads(send_many.payloads, v_endpoint.endpoint_id);
-    perform forebay._require_room(v_endpoint, cardinality(v_jobs));
+    perform forebay._require_below_bound(v_endpoint, cardinality(v_jobs));
     return forebay._enqueue_jobs(v_jobs);
 end
 $$;
@@ -99,7 +99,7 @@ begin
         return '{}';
     end if;
     perform forebay._check_jobs(v_jobs, 'message');
-    perform forebay._require_room(n.endpoint, n.more)
+    perform forebay._require_below_bound(n.endpoint, n.more)
     from (select e as endpoint, count(*) as more from unnest(v_jobs) j join forebay.endpoint e on e.name = j.limit_key group by e.endpoint_id) n;
     if send_many.messages @? '$[*].unique_as ? (@ != null)' then
         return (forebay._enqueue_mixed(v_jobs, array(

@@ -41,7 +41,7 @@ begin
         raise exception using errcode = 'JQ001', column = 'payload', message = 'payload is null',
             hint = $h$Nothing was published. The value null of JSON is 'null'::jsonb.$h$;
     end if;
-    perform forebay._require_room_for(array[publish.event_type], array[publish.payload]);
+    perform forebay._require_below_bounds(array[publish.event_type], array[publish.payload]);
     event_id := forebay.enqueue(
         kind => publish.event_type, args => forebay._event_args(publish.payload), queue => 'forebay.publish', priority => publish.priority, delay => publish.delay,
         run_at => publish.run_at, expires_at => publish.expires_at, unique_as => publish.unique_as,
@@ -91,7 +91,7 @@ begin
     end if;
     perform forebay._require_event_types(array(
         select distinct e.value ->> 'event_type' from jsonb_array_elements(publish_many.events) e));
-    perform forebay._require_room_for(array_agg(e.value ->> 'event_type' order by e.nr), array_agg(coalesce(e.value -> 'payload', '{}') order by e.nr))
+    perform forebay._require_below_bounds(array_agg(e.value ->> 'event_type' order by e.nr), array_agg(coalesce(e.value -> 'payload', '{}') order by e.nr))
     from jsonb_array_elements(publish_many.events) with ordinality e (value, nr) having count(*) > 0;
     return (forebay._enqueue_json((
         select coalesce(jsonb_agg((e.value - 'event_type' - 'payload') || jsonb_build_object(

@@ -3,14 +3,14 @@
 -- Refuse p_more messages when they would exceed max_waiting of their endpoint.
 --
 -- Errors: 53400.
-create function forebay._require_room(e forebay.endpoint, p_more bigint) returns void
+create function forebay._require_below_bound(e forebay.endpoint, p_more bigint) returns void
 language plpgsql volatile
 -- planner: in order
 as $$
 declare
     v_waiting bigint;
 begin
-    if e.max_waiting is null or forebay._has_room(e.max_waiting - p_more) then
+    if e.max_waiting is null or forebay._wait_at_most(e.max_waiting - p_more) then
         return;
     end if;
     select b.waiting into v_waiting from forebay._backlogs(array[e.endpoint_id]) b;
@@ -24,7 +24,7 @@ $$;
 -- Refuse events when their deliveries would exceed max_waiting of an endpoint that refuses them. Types and payloads belong together.
 --
 -- Errors: 53400, for the first of these endpoints.
-create function forebay._require_room_for(p_types text[], p_payloads jsonb[]) returns void
+create function forebay._require_below_bounds(p_types text[], p_payloads jsonb[]) returns void
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -33,7 +33,7 @@ declare
                                 where e.when_full = 'refuse' and e.max_waiting is not null order by e.max_waiting limit 1);
     v_full  record;
 begin
-    if v_least is null or forebay._has_room(v_least - cardinality(p_types)) then
+    if v_least is null or forebay._wait_at_most(v_least - cardinality(p_types)) then
         return;
     end if;
     select n.name, b.waiting, n.more, n.max_waiting into v_full
@@ -56,7 +56,7 @@ $$;
 
 -- Do at most p_most deliveries wait for all endpoints together, with the events that no router has expanded? Then no single endpoint is
 -- full. A few index probes, until there are as many.
-create function forebay._has_room(p_most bigint) returns boolean
+create function forebay._wait_at_most(p_most bigint) returns boolean
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -87,7 +87,7 @@ $$;
 
 
 -- What waits for endpoints: their parked deliveries, those that no deliverer has met, and events that no router has expanded and that have a
--- type to which they subscribe. Of what was not met and not expanded the first 10,000 are told apart; the others count for each endpoint, and
+-- type to which they subscribe. Of what was not met and not expanded the first 10,000 count for their endpoint; the others count for each endpoint, and
 -- so do deliveries that wait for their ordering key. Retries and scheduled messages do not count.
 create function forebay._backlogs(p_endpoint_ids bigint[]) returns table (endpoint_id bigint, waiting bigint)
 language plpgsql volatile
