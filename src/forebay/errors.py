@@ -204,11 +204,11 @@ class EnqueueError(ForebayError, kw_only=True):
     template = "[job {index}: ]"
     index: int | None = None  # position of the job in a bulk call, from 0; None for a single one
 
-    def at_index(self, index: int) -> Self:
-        """Return the same error with the position of the job in a bulk call."""
+    def at_index(self, index: int, noun: str = "job") -> Self:
+        """Return the same error with the position of the job in a bulk call; noun: what it is."""
         error = copy.copy(self)
         error.index = index
-        error.message = f"job {index}: {self.message.removeprefix(f'job {self.index}: ')}"
+        error.message = f"{noun} {index}: {self.message.removeprefix(f'job {self.index}: ')}"
         error.args = (error.message,)
         return error
 
@@ -286,7 +286,9 @@ class LaneTaken(EnqueueError):
 
 
 class QueueFull(EnqueueError):
-    """As many jobs wait in the queue as its ``max_waiting`` allows."""
+    """As many jobs wait in the queue, or deliveries for the endpoint, as its ``max_waiting``
+    allows.
+    """
 
     retryable = True
     sqlstate = "53400"
@@ -298,6 +300,7 @@ class QueueFull(EnqueueError):
     _: KW_ONLY
     waiting: int | None  # an upper bound
     max_waiting: int | None  # maximum number of waiting jobs
+    endpoint: str | None = None  # the endpoint that is full; then the queue is None
 
 
 class BackfillError(ForebayError):
@@ -565,7 +568,7 @@ def error_from_sqlstate(
     7
     """
     cls = SQLSTATES.get(sqlstate, ForebayError)
-    if sqlstate == QueueFull.sqlstate and "queue" in facts_in(detail):
+    if sqlstate == QueueFull.sqlstate and "max_waiting" in facts_in(detail):
         cls = QueueFull  # PostgreSQL also uses this code, for temporary files.
     elif not sqlstate.startswith("JQ"):
         return None

@@ -6,6 +6,8 @@ import threading
 import pytest
 
 from forebay.client import Client
+from forebay.sending._presets import PRESETS, as_retries
+from tests.support.delivering import bury
 from tests.support.engine import Reader
 from tests.support.waiting import wait_for
 
@@ -184,3 +186,70 @@ def test_an_endpoint_shows_its_policy_with_the_total_and_what_is_the_databases(f
     out = forebay("endpoints", "show", "shop").out
     assert "retry, concurrency, breaker_threshold, breaker_cooldown" in out
     assert "10 tries over 75 h 35 min" in out
+
+
+def test_a_delivery_is_shown_with_the_name_of_its_endpoint_and_its_own_tries(
+    forebay, database, conn
+):
+    """In lists, the search, one job and where it is: the name, not the number, and how often this
+    endpoint's policy tries, before the first attempt too.
+    """
+    client = Client(database)
+    client.create_endpoint("shop", "http", {"url": "https://a.example/h"}, retry=[10, 60])
+    job = client.send(conn, "shop", {"order": 42}, kind="order.created")
+    call = 'order.created(endpoint="shop", payload={"order": 42})'
+    shown = forebay("jobs", "list").out
+    assert call in shown
+    assert "1 of 3" in shown
+    assert call in forebay("jobs", "search").out
+    assert call in forebay("where", str(job)).out
+    one = forebay("jobs", "show", str(job)).out
+    assert '"endpoint": "shop"' in one
+    assert "1 of 3" in one
+    assert forebay("jobs", "list", "--json").json[0]["endpoint"] == "shop"
+    client.alter_endpoint("shop", retry="standard")
+    assert client.job(job)[0].max_attempts == 10
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_sql_knows_how_often_each_preset_tries(database, conn, preset):
+    client = Client(database)
+    client.create_endpoint("shop", "http", {"url": "https://a.example/h"}, retry=preset)
+    job = client.send(conn, "shop", {})
+    assert client.job(job)[0].max_attempts == as_retries(preset).tries
+
+
+def test_a_dead_delivery_is_shown_with_the_name_of_its_endpoint(forebay, database, conn):
+    client = Client(database)
+    client.create_endpoint("shop", "http", {"url": "https://a.example/h"})
+    client.send(conn, "shop", {"order": 42}, kind="order.created")
+    bury(database)
+    shown = forebay("dead", "list").out
+    assert "endpoint shop" in shown
+    assert "forebay.deliver" not in shown
+    dead = forebay("dead", "list", "--json").json[0]
+    assert dead["endpoint"] == "shop"
+    assert '"endpoint": "shop"' in forebay("dead", "show", str(dead["dead_id"])).out
+
+
+def test_problems_are_told_before_anything_is_saved(forebay):
+    """Exit code 1, with each field and its hint; none is 0. The name may be taken."""
+    wrong = ("endpoints", "validate", "shop", "--sink", "http", "--set", "url=ftp://a.example/x")
+    answer = forebay(*wrong, "--set", "cloudevents=binary", "--rate", "0")
+    assert answer.code == 1
+    for line in ("config.url: config: url has the scheme ftp", "config.source: ", "rate: ", "→ "):
+        assert line in answer.out
+    assert {each["field"] for each in forebay(*wrong, "--json").json} == {"config.url"}
+    forebay(*NEW)
+    good = forebay("endpoints", "validate", *NEW[2:])
+    assert (good.code, "nothing is wrong" in good.out) == (0, True)
+    assert forebay("endpoints", "list", "--json").json[0]["config"]["url"].endswith("/hook")
+
+
+def test_the_bound_and_its_policy_are_settings(forebay):
+    forebay(*NEW, "--when-full", "drop", "--max-waiting", "5")
+    assert "5 waiting, then events are dropped" in forebay("endpoints", "show", "shop").out
+    forebay("endpoints", "alter", "shop", "--max-waiting", "0")
+    assert forebay("endpoints", "show", "shop", "--json").json["max_waiting"] is None
+    answer = forebay("endpoints", "alter", "shop", "--when-full", "wait")
+    assert (answer.code, "when_full must be 'refuse' or 'drop'" in answer.err) == (2, True)

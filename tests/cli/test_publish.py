@@ -66,7 +66,7 @@ def test_an_endpoint_gets_events_again(forebay, shop, conn):
     ("arguments", "named"),
     [
         (("publish", "unknown.type"), "unknown.type"),
-        (("publish", "order.paid", "[]"), "payload"),
+        (("publish", "order.paid", "{"), "payload"),
         (("subscriptions", "add", "shop", "order.paid", "--from", "soon"), "--from"),
         (("subscriptions", "add", "nowhere", "order.paid"), "nowhere"),
         (("endpoints", "replay", "shop", "--since", "soon"), "--since"),

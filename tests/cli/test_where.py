@@ -82,6 +82,11 @@ def test_each_way_to_be_found_has_a_screen(where, conn):
             conn,
             "select 'http://h/0' from forebay.upsert_subject('crawl', 'http://h/0', '{}', 'q')",
         ),
+        "endpoint": lambda: one(
+            conn,
+            "select 'shop' from forebay.create_endpoint("
+            "'shop', 'http', '{\"url\": \"https://a.example/\"}'), forebay.send('shop', '{}')",
+        ),
     }
     for name in get_args(FoundAs):
         if name in made:

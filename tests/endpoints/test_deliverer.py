@@ -131,6 +131,18 @@ async def test_a_message_sent_to_one_endpoint_arrives(database, conn, shop, requ
     assert request.headers["forebay-id"].startswith(f"{job_id}-")
 
 
+async def test_any_json_value_arrives_as_it_was_sent(database, conn, shop, requests):
+    shop()
+    values = [[1, {"a": None}], "text", 7, True, None, {}]
+    for value in values:
+        one(conn, "select forebay.send('shop', %s)", json.dumps(value))
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == len(values))
+    assert sorted(json.loads(request.body).__repr__() for request in requests) == sorted(
+        repr(value) for value in values
+    )
+
+
 class OtherSink(Sink):
     """A sink of another distribution."""
 
@@ -240,6 +252,38 @@ async def test_an_endpoint_that_is_gone_is_disabled(
         await wait_for_async(lambda: worker.stats.done >= 1)
 
 
+async def test_an_endpoint_can_stay_enabled_when_a_message_is_gone(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    """410 is then a permanent failure of that message. The setting is live."""
+    shop(concurrency=1, disable_on_gone=False)
+    http_endpoint.statuses(far_name, 410, 200, 410)
+    send(conn, "shop", 2)
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 1 and letters(database))
+        assert [letter.reason for letter in letters(database)] == ["permanent"]
+        assert health(conn)["disabled_at"] is None
+        alter_endpoint(conn, "shop", disable_on_gone=True)
+        http_endpoint.statuses(far_name, 410)
+
+        def is_disabled():
+            with contextlib.suppress(psycopg.Error):
+                send(conn, "shop")
+            return health(conn)["disabled_at"]
+
+        await wait_for_async(is_disabled)
+
+
+async def test_a_deliverer_tells_the_database_which_hosts_it_may_call(database, conn):
+    """So an endpoint with such an address can be saved; the list of the last one counts."""
+    hosts = "select array_agg(host order by host) from forebay.endpoint_host"
+    conn.execute("truncate forebay.endpoint_host")
+    async with delivering(database):
+        await wait_for_async(lambda: one(conn, hosts) == ["127.0.0.1", "localhost"])
+    async with delivering(database, permissions={}):
+        await wait_for_async(lambda: one(conn, hosts) is None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["seconds", "date"])
 async def test_retry_after_pauses_the_endpoint(
@@ -294,8 +338,36 @@ async def test_the_number_of_tries_is_that_of_the_endpoint(
         await wait_for_async(lambda: letters(database))
     errors = "select distinct error ->> 'max_attempts' from forebay.failure where job_id = %s"
     assert one(conn, errors.replace("error ->> 'max_attempts'", "max_attempts"), job) == 3
-    assert "attempt 1 of 3, failed" in caplog.text
+    assert "(message), endpoint shop, attempt 1 of 3, failed" in caplog.text
     assert "of 10000" not in caplog.text
+    assert {record.endpoint for record in caplog.records if hasattr(record, "job_id")} == {"shop"}
+
+
+async def test_a_refused_message_has_the_number_of_tries_of_the_endpoint(
+    database, conn, shop, http_endpoint, far_name, caplog
+):
+    """Also one that is dead at its first attempt, in its letter and in the log."""
+    shop(retry=[1, 1])
+    http_endpoint.statuses(far_name, 422)
+    send(conn, "shop")
+    async with delivering(database):
+        await wait_for_async(lambda: letters(database))
+    (letter,) = letters(database)
+    assert (letter.reason, letter.attempt, letter.max_attempts) == ("permanent", 1, 3)
+    assert letter.endpoint == "shop"
+    assert letter.errors[0].type == "Dead"
+    assert "endpoint shop, attempt 1 of 3, failed" in caplog.text
+
+
+async def test_a_delivery_to_an_endpoint_that_was_dropped_says_so(database, conn, shop):
+    shop()
+    send(conn, "shop")
+    one(conn, "select forebay.drop_endpoint('shop', discard => true)")
+    async with delivering(database):
+        await wait_for_async(lambda: letters(database))
+    (letter,) = letters(database)
+    assert letter.errors[0].message == "its endpoint was dropped"
+    assert letter.endpoint == "shop"
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -373,7 +445,10 @@ async def test_a_bad_configuration_opens_the_breaker_and_uses_no_attempt(
     database, conn, shop, requests
 ):
     shop()
-    create_endpoint(conn, "bad", "http", {"url": "gopher://x"}, retry=[], breaker_threshold=2)
+    create_endpoint(conn, "bad", "http", {"url": "https://x"}, retry=[], breaker_threshold=2)
+    conn.execute(
+        "update forebay.endpoint set config = '{\"url\": \"gopher://x\"}' where name = 'bad'"
+    )
     send(conn, "bad", 2)
     send(conn, "shop", 2)
     async with delivering(database) as worker:

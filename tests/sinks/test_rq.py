@@ -71,6 +71,16 @@ class TestRQ(BehindAProxy, SinkContract):
         assert [answer.is_duplicate for answer in answers] == [True, False]
         assert sorted(found.id for found in self.received()) == [one.id, two.id]
 
+    def test_a_payload_that_is_no_object_is_rejected_and_blocks_no_other(self):
+        """A task takes arguments by name."""
+        one, two, three = make_message(1), make_message(2, body="[1]"), make_message(3)
+        (first, second, third) = sends(self.make_sink(), [one, two, three])
+        assert isinstance(second, Rejected)
+        assert "no JSON object" in second.reason
+        assert isinstance(first, Accepted)
+        assert isinstance(third, Accepted)
+        assert [found.id for found in self.received()] == [one.id, three.id]
+
     def test_a_kind_that_is_not_among_the_tasks_runs_no_function(self):
         """Its name could be that of any function of RQ's workers: a producer chooses kinds."""
         known, evil = make_message(1), make_message(2, kind="os.system")

@@ -156,13 +156,6 @@ def test_an_event_of_an_unknown_type_is_refused_with_a_hint(conn):
         assert "create_event_type" in refused.value.diag.message_hint
 
 
-@pytest.mark.parametrize("payload", ["[]", "1", "null"])
-def test_a_payload_is_a_json_object(conn, payload):
-    assert sqlstate(conn, "select forebay.publish('order.paid', %s)", payload) == "JQ001"
-    events = json.dumps([{"event_type": "order.paid", "payload": json.loads(payload)}])
-    assert sqlstate(conn, "select forebay.publish_many(%s)", events) == "JQ001"
-
-
 def test_options_are_those_of_a_job(conn, router, deliverer):
     endpoint(conn, "e")
     subscribe(conn, "e")
@@ -487,7 +480,7 @@ def storm(database: str, conn: psycopg.Connection) -> None:
 
 
 def test_deliveries_beyond_max_waiting_are_dropped_and_counted(conn, router, deliverer):
-    busy, idle = endpoint(conn, "busy", max_waiting=5), endpoint(conn, "idle")
+    busy, idle = endpoint(conn, "busy", max_waiting=5, when_full="drop"), endpoint(conn, "idle")
     subscribe(conn, "busy")
     subscribe(conn, "idle")
     router.route()
@@ -682,7 +675,7 @@ def test_events_of_a_dropped_type_are_named_to_the_router(conn, router):
 
 
 @pytest.mark.parametrize("arguments", [
-    {"endpoint": "none"}, {"event_type": "none"}, {"filter": "[1]"}, {"filter": "3"},
+    {"endpoint": "none"}, {"event_type": "none"}, {"filter": json.dumps("x" * 9000)},
     {"start": "later"}, {"start": None},
 ])  # fmt: skip
 def test_a_subscription_is_checked(conn, arguments):

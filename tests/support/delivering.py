@@ -80,6 +80,22 @@ def send(conn, name: str, count: int = 1, **options: object) -> list[int]:
     ]
 
 
+def bury(dsn: str, *, error: str = "Dead", message: str = "HTTP status 422") -> None:
+    """Let every delivery that is ready become a dead letter, as a deliverer would after an answer
+    that refuses it.
+    """
+    with Reader(dsn, "forebay.deliver") as reader:
+        for batch in reader.claim_all():
+            ended = [
+                {
+                    "offset": job["batch_offset"], "outcome": "dead", "attempt": 1,
+                    "reason": "permanent", "error": {"type": error, "message": message},
+                }
+                for job in batch.jobs
+            ]  # fmt: skip
+            assert reader.settle(batch.claim_no, ended=ended) == "settled"
+
+
 class PlainRouter(Reader):
     """Expands events as a router does, when the test says."""
 

@@ -44,7 +44,8 @@ def found_as() -> set[str]:
     source = bodies("where_is")
     (names,) = re.findall(r"v_names constant text\[\] := array\[(.*?)\]", source)
     columns = {name.replace("_", " ") for name in re.findall(r"'(\w+)'", names)}
-    return columns | set(re.findall(r"select [\w.:]+, '(\w+)', true", source))
+    others = set(re.findall(r"then '(\w+)'", bodies("_found_as")))
+    return columns | others | set(re.findall(r"select [\w.:]+, '(\w+)', true", source))
 
 
 @pytest.mark.parametrize(

@@ -412,6 +412,25 @@ async def test_the_breaker_of_an_endpoint_the_reserve_and_a_duty(database, conn,
     assert await watch.wait(240) == set()
 
 
+async def test_a_full_endpoint_is_an_alert_until_it_has_room(database, conn, watch):
+    """Whether it refuses or drops, which the problem says."""
+    conn.execute(
+        "select forebay.create_endpoint('shop', 'http', '{\"url\": \"https://a.example/\"}',"
+        " max_waiting => 1, concurrency => 1)"
+    )
+    with Reader(database, "forebay.deliver") as reader:
+        conn.execute("select forebay.send('shop', '{}')")
+        reader.claim_ready(1)
+        conn.execute("select forebay.send('shop', '{}')")
+        while reader.claim_ready(100).jobs:
+            pass
+        assert ("endpoint-full", "shop") in await watch.wait(120)
+        problem = "select problem from forebay.alert where code = 'endpoint-full'"
+        assert "events are refused" in one(conn, problem)
+        conn.execute("select forebay.alter_endpoint('shop', max_waiting => 5)")
+        assert ("endpoint-full", "shop") not in await watch.wait(240)
+
+
 async def test_the_drift_of_a_mirror(database, conn, watch):
     found = {
         "seconds": 1, "compared": "version", "items": 9, "copies": 8, "rows": 17, "ranges": 0,

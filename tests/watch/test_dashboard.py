@@ -115,7 +115,9 @@ def test_every_metric_but_some_is_on_it(dashboard):
     }
     assert set(metric_names()) - shown == {
         "forebay_alerts_checked_timestamp_seconds", "forebay_cancelled_jobs",
-        "forebay_endpoint_disabled",
+        "forebay_endpoint_breaker",
+        "forebay_endpoint_disabled", "forebay_endpoint_full",
+        "forebay_endpoint_oldest_waiting_seconds",
         "forebay_endpoint_latency_p99_seconds",
         "forebay_log_segments", "forebay_maintenance_duties_failing", "forebay_mirror_due",
         "forebay_queue_open_breakers", "forebay_queue_paused",

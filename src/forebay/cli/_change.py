@@ -50,6 +50,7 @@ _CONDITIONS: Final[dict[str, Given]] = {
     "unique_key": option("--unique-key KEY", "Only this unique key."),
     "correlation_id": option("--correlation-id ID", "Only this correlation id."),
     "subject": option("--subject SUBJECT", "Only runs of this subject."),
+    "endpoint": option("--endpoint ENDPOINT", "Only deliveries to this endpoint."),
     "enqueued_after": option("--enqueued-after TIME", f"Only jobs enqueued since: {AGE}."),
     "enqueued_before": option("--enqueued-before TIME", f"Only jobs enqueued before: {AGE}."),
 }

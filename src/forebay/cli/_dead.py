@@ -43,6 +43,7 @@ from forebay.cli.output import (
 )
 from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, DeadLetterNotFound
+from forebay.model.status import shown_args
 from forebay.model.text import counted
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ ReasonOption = Annotated[
 
 Job = Annotated[int | None, option("--job JOB_ID", "Only of this job.")]
 
+EndpointOption = Annotated[
+    str | None, option("--endpoint ENDPOINT", "Only deliveries to this endpoint.")
+]
+
 Cause = Annotated[str | None, option("--cause CAUSE", "Only this cause, from `dead groups`.")]
 
 
@@ -68,6 +73,7 @@ def _filters(
     group: Group = None,
     job: Job = None,
     cause: Cause = None,
+    endpoint: EndpointOption = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
 ) -> dict[str, Any]:
@@ -79,6 +85,7 @@ def _filters(
         "group": group,
         "job_id": job,
         "cause": cause,
+        "endpoint": endpoint,
         "died_after": instant_or_age(died_after, "--died-after"),
         "died_before": instant_or_age(died_before, "--died-before"),
     }
@@ -128,7 +135,7 @@ def list_(
             str(letter.job_id),
             *([str(letter.redriven_as or "-")] if with_new_job else []),
             letter.kind,
-            letter.queue if letter.group == "default" else f"{letter.queue}/{letter.group}",
+            _queue(letter),
             Text(letter.reason, style="red"),
             attempt_of(letter.attempt, letter.max_attempts),
             ago(letter.died_at),
@@ -190,7 +197,7 @@ def _print_letter(letter: DeadLetter) -> None:
     out.print(_facts(letter))
     if letter.args:
         out.print(Text("arguments", style="bold"))
-        out.print(json_text(letter.args))
+        out.print(json_text(shown_args(letter)))
     for failure in letter.errors:
         out.print()
         out.print(failure_headline(failure))
@@ -204,16 +211,17 @@ def groups(
     queue: Queue = None,
     kind: Kind = None,
     cause: Cause = None,
+    endpoint: EndpointOption = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """Group dead letters that were not redriven by cause: kind, class of the error, and function
-    that raised it.
+    that raised it. Deliveries are grouped by endpoint too.
 
     The last column is the newest dead letter; the line below has the function and the message of
     its last error.
     """
-    found = client_of(dsn).dead_groups(queue=queue, kind=kind, cause=cause)
+    found = client_of(dsn).dead_groups(queue=queue, kind=kind, cause=cause, endpoint=endpoint)
     if as_json:
         print_json(found)
         return
@@ -221,15 +229,17 @@ def groups(
     if not found:
         out.print("No dead letters.", style="dim")
         return
+    with_endpoint = any(each.endpoint is not None for each in found)
     rows = table(
-        "cause", "jobs", "kind", "error", "first", "last", "dead",
-        right=("jobs", "dead"), loose=("kind", "error"),
+        "cause", "jobs", *(["endpoint"] if with_endpoint else []), "kind", "error", "first", "last",
+        "dead", right=("jobs", "dead"), loose=("endpoint", "kind", "error"),
     )  # fmt: skip
     for each in found:
         name = (each.error_type or "").rpartition(".")[2] or each.reason
         rows.add_row(
             each.cause,
             f"{each.jobs:,}",
+            *([each.endpoint or "-"] if with_endpoint else []),
             each.kind,
             Text(name, style="dim" if each.is_muted else "red"),
             ago(each.first_at),
@@ -238,7 +248,11 @@ def groups(
         )
     out.print(rows)
     out.print()
+    seen: set[str] = set()
     for each in found:
+        if each.cause in seen:
+            continue
+        seen.add(each.cause)
         muted = ""
         if each.is_muted:
             muted = f"muted until {moment(each.muted_until)}" if each.muted_until else "muted"
@@ -287,12 +301,20 @@ def unmute(cause: OneCause, *, dsn: Dsn = None, as_json: Json = False) -> None:
 
 
 @commands.add("summary")
-def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Count dead letters by queue, kind, reason and error, with those that were deleted.
+def summary(
+    *,
+    queue: Queue = None,
+    endpoint: EndpointOption = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Count dead letters by queue or endpoint, kind, reason and error, with those that were
+    redriven and deleted.
 
-    Open are those that exist and were not redriven; last is the day of the last death.
+    Open are those that exist and were not redriven. Oldest and newest are the first and the last
+    death of those that exist.
     """
-    found = client_of(dsn).dead_summary(queue)
+    found = client_of(dsn).dead_summary(queue, endpoint=endpoint)
     if as_json:
         print_json(found)
         return
@@ -301,18 +323,20 @@ def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> N
         out.print("No dead letters.", style="dim")
         return
     rows = table(
-        "queue", "kind", "reason", "last error", "open", "deleted", "last",
-        right=("open", "deleted"), loose=("queue", "kind", "last error"),
+        "queue", "kind", "reason", "last error", "open", "redriven", "deleted", "oldest", "newest",
+        right=("open", "redriven", "deleted"), loose=("queue", "kind", "last error"),
     )  # fmt: skip
     for line in found:
         rows.add_row(
-            line.queue,
+            line.queue if line.endpoint is None else f"endpoint {line.endpoint}",
             line.kind,
             Text(line.reason, style="red"),
             one_line(line.error_type.rpartition(".")[2] or "-"),
             f"{line.not_redriven:,}",
+            f"{line.redriven:,}",
             f"{line.deleted:,}",
-            line.last_died_on.isoformat(),
+            ago(line.oldest_at),
+            ago(line.newest_at) if line.newest_at else line.last_died_on.isoformat(),
         )
     out.print(rows)
 
@@ -467,6 +491,12 @@ def purge(
         console().print(f"deleted dead letters: {count:,}")
 
 
+def _queue(letter: DeadLetter) -> str:
+    if letter.endpoint is not None:
+        return f"endpoint {letter.endpoint}"
+    return letter.queue if letter.group == "default" else f"{letter.queue}/{letter.group}"
+
+
 def _last_error(letter: DeadLetter) -> str:
     if not letter.errors:
         return "-"
@@ -482,6 +512,8 @@ def _facts(letter: DeadLetter) -> Table:
     rows.add_row("reason", Text(letter.reason, style="red"))
     rows.add_row("cause", f"{letter.cause}{f'  in {letter.place}' if letter.place else ''}")
     rows.add_row("queue", f"{letter.queue}, priority {letter.priority}, group {letter.group}")
+    if letter.endpoint is not None:
+        rows.add_row("endpoint", letter.endpoint)
     rows.add_row("attempt", attempt_of(letter.attempt, letter.max_attempts))
     rows.add_row("enqueued", moment(letter.enqueued_at))
     rows.add_row("died", moment(letter.died_at))

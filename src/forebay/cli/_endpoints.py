@@ -78,7 +78,12 @@ def _options(
         option("--disable-after TIME", "Disable it after this long without a success: 5d."),
     ] = None,
     max_waiting: Annotated[
-        str | None, option("--max-waiting N", "Drop events while this many deliveries wait.")
+        str | None,
+        option("--max-waiting N", "Deliveries that may wait (new: 1000000); 0: no bound."),
+    ] = None,
+    when_full: Annotated[
+        str | None,
+        option("--when-full ACT", "refuse or drop events beyond that (new: refuse)."),
     ] = None,
     max_age: Annotated[
         str | None, option("--max-age TIME", "Deliveries expire at this age: 12h.")
@@ -87,6 +92,13 @@ def _options(
         bool | None,
         option(
             "--keep-response/--no-keep-response", "Keep the answer as the result of the delivery."
+        ),
+    ] = None,
+    disable_on_gone: Annotated[
+        bool | None,
+        option(
+            "--disable-on-gone/--no-disable-on-gone",
+            "Disable it when it answers 410 (new: yes); else only that message is dead.",
         ),
     ] = None,
 ) -> dict[str, Any]:
@@ -99,7 +111,7 @@ def _options(
             options[name] = _retry(value)
         elif name in ("disable_after", "max_age"):
             options[name] = duration(value, f"--{name.replace('_', '-')}")
-        elif isinstance(value, str):
+        elif isinstance(value, str) and name != "when_full":
             options[name] = _number(value, name, float if name == "rate" else int)
     return options
 
@@ -170,6 +182,34 @@ def create(
         console().print(
             f"created endpoint {name}; forebay endpoints test {name} sends a message{retry_text}"
         )
+
+
+@commands.add("validate")
+def validate(
+    name: Name,
+    *,
+    sink: Annotated[str, option("--sink TYPE", "Where it sends to, such as http.")],
+    setting: Settings = None,
+    config: Config = None,
+    options: Options,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what is wrong with the settings of an endpoint, and write nothing.
+
+    Exit code 1: something is. `forebay endpoints test` tells what the name of a host leads to.
+    """
+    found = client_of(dsn).validate_endpoint(name, sink, _config(config, setting) or {}, **options)
+    if as_json:
+        print_json(found)
+    out = console()
+    for problem in () if as_json else found:
+        out.print(Text.assemble((f"{problem.field}: ", "bold"), problem.problem))
+        out.print(Text(f"→ {problem.hint}", "cyan"), indent=2)
+    if found:
+        raise SystemExit(ExitCode.FAILED)
+    if not as_json:
+        out.print(f"endpoint {name}: nothing is wrong with these settings")
 
 
 @commands.add("alter")
@@ -296,10 +336,12 @@ def send_test(
     job_id = client.test_endpoint(name)
     deadline = time.monotonic() + wait
     (job,) = client.job(job_id)
-    while not _is_answered(job) and time.monotonic() < deadline:
+    refusal = None
+    while not _is_answered(job) and refusal is None and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         (job,) = client.job(job_id)
-    error = _error(client, job)
+        refusal = _refusal(client, job)
+    error = _error(client, job) or refusal
     if as_json:
         print_json({"endpoint": name, "job_id": job_id, "state": job.state, "error": error})
     elif job.state == "done":
@@ -352,6 +394,20 @@ def _at_most(seconds: float | None) -> str:
 
 def _is_answered(job: JobStatus) -> bool:
     return job.state in ("done", "dead", "retrying", "expired", "cancelled")
+
+
+def _refusal(client: Client, job: JobStatus) -> str | None:
+    """Return why deliverers refuse to call the endpoint, if that was found since the test message
+    was sent: such a message waits, and has no error itself.
+    """
+    assert job.endpoint is not None
+    found = client.endpoint(job.endpoint)
+    if found.last_failure_at is None or found.last_failure_at < job.enqueued_at:
+        return None
+    is_refused = found.last_error is not None and found.last_error.startswith(
+        "refused by a deliver"
+    )
+    return found.last_error if is_refused else None
 
 
 def _error(client: Client, job: JobStatus) -> str | None:
@@ -431,11 +487,11 @@ def _facts(each: Endpoint) -> Table:
         f"{each.waiting:,}" + (f", oldest {ago(each.waiting_since)}" if each.waiting_since else ""),
     )
     if each.is_overfull:
-        rows.add_row("", Text("events are dropped: max_waiting", style="bold red"))
+        rows.add_row("", Text("full: events are dropped", style="bold red"))
     rows.add_row(
         "per second",
         f"{_rate(each.accepted_per_second)} accepted, {_rate(each.failed_per_second)} failed,"
-        f" {_rate(each.rejected_per_second)} rejected",
+        f" {_rate(each.rejected_per_second)} rejected, {_rate(each.dropped_per_second)} dropped",
     )
     rows.add_row("p99", _at_most(each.p99_seconds))
     rows.add_row("last success", moment(each.last_success_at))
@@ -481,9 +537,12 @@ def _limits(each: Endpoint) -> str:
         burst = "" if each.burst is None else f" (burst {each.burst:,})"
         parts.append(f"{each.rate:g} per second{burst}")
     if each.max_waiting is not None:
-        parts.append(f"{each.max_waiting:,} waiting")
+        what = "events are dropped" if each.when_full == "drop" else "more is refused"
+        parts.append(f"{each.max_waiting:,} waiting, then {what}")
     if each.max_age is not None:
         parts.append(f"age {human_duration(each.max_age)}")
+    if not each.disable_on_gone:
+        parts.append("not disabled by 410")
     if each.disable_after is not None:
         parts.append(f"disabled after {human_duration(each.disable_after)}")
     return ", ".join(parts)

@@ -26,7 +26,7 @@ from forebay.cli.output import (
 from forebay.cli.text import Table, Text, console
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
-from forebay.model.status import JobHistory, JobStatus
+from forebay.model.status import JobHistory, JobStatus, shown_args
 from forebay.model.text import call_text, counted
 
 commands = Commands()
@@ -86,7 +86,7 @@ def list_(
             _queue(job),
             attempt_of(job.attempt, job.max_attempts),
             _since(job),
-            one_line(call_text(job.kind, job.args)),
+            one_line(call_text(job.kind, shown_args(job))),
             *([one_line(job.tag or "-")] if has_tags else []),
         )
     out.print(rows)
@@ -154,7 +154,7 @@ def _line(job: JobStatus) -> Text:
     line = Text(f"{job.job_id:>9}  ")
     line.append(state_text(f"{job.state:9}"))
     line.append(f"  {_queue(job):14}  {_since(job):12}  ", style="dim")
-    return line.append(call_text(job.kind, job.args))
+    return line.append(call_text(job.kind, shown_args(job)))
 
 
 @commands.add("show")
@@ -183,7 +183,7 @@ def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
             out.print(json_text(history.result.value))
     if found[0].args:
         out.print(Text("arguments", style="bold"))
-        out.print(json_text(found[0].args))
+        out.print(json_text(shown_args(found[0])))
 
 
 def _queue(job: JobStatus) -> str:
@@ -229,6 +229,7 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         if value is not None:
             rows.add_row(name, moment(value))
     for name, text in (
+        ("endpoint", job.endpoint),
         ("worker", job.worker),
         *options_shown(job),
         ("dead letter", job.dead_id),

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of
-from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
+from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_value
 from forebay.cli.output import ago, compact, one_line, print_json, table
 from forebay.cli.text import console
+from forebay.errors import ConfigError
+from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from forebay.model.publishing import Subscription
@@ -24,7 +26,7 @@ Endpoint = Annotated[str, argument("ENDPOINT", "The endpoint.")]
 def publish(
     event_type: EventType,
     payload: Annotated[
-        str | None, argument("[PAYLOAD]", "A JSON object; - reads it from stdin.")
+        str | None, argument("[PAYLOAD]", "A JSON value; - reads it from stdin.")
     ] = None,
     *,
     ordering_key: Annotated[
@@ -53,7 +55,10 @@ def publish(
         options["correlation_id"] = correlation_id
     if tag is not None:
         options["tag"] = tag
-    found = client_of(dsn).publish(None, event_type, json_object(payload, "payload"), **options)
+    body = None if payload is None else json_value(payload, "payload")
+    if payload is not None and body is None:
+        raise ConfigError("payload", "is null, which an event of the command line cannot have")
+    found = client_of(dsn).publish(None, event_type, body, **options)
     if as_json:
         print_json(found)
     elif found.subscriptions == 0:
@@ -61,6 +66,12 @@ def publish(
     else:
         count = f"{found.subscriptions:,} subscription" + "s" * (found.subscriptions != 1)
         console().print(f"published event {found.event_id}; {event_type} has {count}")
+        if found.dropping:
+            console().print(
+                f"{counted(found.dropping, 'endpoint')} of them full: this event may be dropped for"
+                f" them. `forebay endpoints list` shows which.",
+                style="yellow",
+            )
 
 
 # --- event types ---
@@ -162,7 +173,7 @@ def add(
     number = client_of(dsn).subscribe(
         endpoint,
         event_type,
-        None if contained is None else json_object(contained, "--filter"),
+        None if contained is None else json_value(contained, "--filter"),
         start=begins or "now",
     )
     if as_json:

@@ -12,6 +12,7 @@ from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import ago, attempt_of, compact, moment, print_json, state_text
 from forebay.cli.text import Text, console
+from forebay.model.status import shown_args
 from forebay.model.text import call_text, counted
 from forebay.policy.retry import human_duration
 
@@ -100,7 +101,7 @@ def _screen(found: Whereabouts, width: int) -> Iterator[Text]:
         yield Text()
     job = described[0]
     title = Text(f"job {job.job_id}  ", style="bold")
-    yield title.append(call_text(job.kind, job.args), style="not bold")
+    yield title.append(call_text(job.kind, shown_args(job)), style="not bold")
     facts = list(_about(job, found.attempts))
     for one in described[:_GROUPS_MAX]:
         facts += _group(found, one, with_name=len(described) > 1)
@@ -119,7 +120,9 @@ def _other(jobs: Sequence[JobStatus]) -> Text:
     line = Text(f"  {job.job_id}  ")
     for number, one in enumerate(jobs[:_GROUPS_MAX]):
         line.append(" " if number else "").append(state_text(one.state))
-    return line.append(f"  {ago(job.enqueued_at)}  {call_text(job.kind, job.args)}", style="dim")
+    return line.append(
+        f"  {ago(job.enqueued_at)}  {call_text(job.kind, shown_args(job))}", style="dim"
+    )
 
 
 def _about(job: JobStatus, attempts: Sequence[JobAttempt]) -> Iterator[tuple[str, str | Text]]:

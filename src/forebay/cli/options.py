@@ -146,17 +146,26 @@ def json_object(text: str | None, name: str) -> dict[str, Any]:
     """
     if text is None:
         return {}
+    value = json_value(text, name)
+    if not isinstance(value, dict):
+        raise InvalidJob(name, f"must be a JSON object, not {shown(value)}")
+    return value
+
+
+def json_value(text: str, name: str) -> Any:
+    """Return a JSON value from an argument; ``-`` reads it from stdin.
+
+    Raises:
+        InvalidJob: the text is not JSON.
+    """
     if text == "-":
         text = sys.stdin.read()
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except ValueError as error:
         raise InvalidJob(
             name, f"is not JSON: {error}", hint="""Quote it for the shell: '{"user_id": 42}'."""
         ) from None
-    if not isinstance(value, dict):
-        raise InvalidJob(name, f"must be a JSON object, not {shown(value)}")
-    return value
 
 
 def _print_settings_help(ctx: click.Context, _option: object, wanted: bool) -> None:

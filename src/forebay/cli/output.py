@@ -13,8 +13,6 @@ from forebay.model.text import escaped_json
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forebay.model.status import DeadLetter, Failure, JobStatus
 
 STATE_STYLES: Final = {
@@ -97,9 +95,9 @@ def json_text(value: object) -> Text:
     return json_highlighted(json.dumps(value, ensure_ascii=False, indent=2))
 
 
-def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
-    """Return arguments as short JSON; ``-`` for none."""
-    if not args:
+def compact(args: Any, characters_max: int = 60) -> str:
+    """Return arguments, or another value, as short JSON; ``-`` for none."""
+    if args is None or args == {}:
         return "-"
     text = json.dumps(args, ensure_ascii=False, separators=(", ", ": "))
     return text if len(text) <= characters_max else text[: characters_max - 1] + "…"

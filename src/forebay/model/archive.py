@@ -11,7 +11,9 @@ from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus
 
 #: How a job was found by ``where``.
-FoundAs = Literal["job", "subject", "correlation id", "ordering key", "limit key", "unique key"]
+FoundAs = Literal[
+    "job", "subject", "correlation id", "ordering key", "limit key", "endpoint", "unique key"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ class JobFilter:
         unique_key: with this unique key.
         correlation_id: with this correlation id.
         subject: runs of the subject of this name, in any queue.
+        endpoint: deliveries to the endpoint of this name; without queue and limit_key.
         enqueued_after: enqueued at this time or later.
         enqueued_before: enqueued before this time.
         ids: with one of these ids; each then gets its answer.
@@ -51,6 +52,7 @@ class JobFilter:
     unique_key: str | None = None
     correlation_id: str | None = None
     subject: str | None = None
+    endpoint: str | None = None
     enqueued_after: datetime | None = None
     enqueued_before: datetime | None = None
     ids: Iterable[int] | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Final, Literal, Protocol, TypedDict
 
 from forebay._dataclass import dataclass
-from forebay.model.options import MessageOptions
+from forebay.model.options import MessageOptions, MessagesOptions
 
 Breaker = Literal["closed", "open", "half-open"]
+
+#: The queue of deliveries. The limit key of a delivery is the name of its endpoint.
+DELIVERIES: Final = "forebay.deliver"
 
 
 class Policy(Protocol):
@@ -38,11 +41,16 @@ class EndpointOptions(TypedDict, total=False):
         breaker_cooldown: seconds between two probes of an open breaker, 5 to 3600.
         disable_after: seconds or timedelta, 12 hours to 365 days: an endpoint without a success for
             that long is disabled when a delivery fails; None for never.
-        max_waiting: deliveries that wait, beyond which events are dropped for this endpoint; None
-            for no limit.
+        max_waiting: deliveries that may wait for this endpoint; None or 0 for no bound. Beyond it
+            ``send`` is refused. Default: 1,000,000.
+        when_full: what becomes of events beyond it: ``"refuse"``, ``publish`` is refused, or
+            ``"drop"``, they are dropped for this endpoint. Default: ``"refuse"``.
         max_age: seconds or timedelta, 1 second to 10 years, after which a delivery expires; None:
             that of its event.
         keeps_response: whether the answer is kept as the result of the delivery. Default: False.
+        disable_on_gone: whether an answer that says that the endpoint wants no messages any more
+            (410) disables it; False: that message becomes a dead letter, and no more. Default:
+            True.
     """
 
     retry: str | Sequence[float] | Mapping[str, Any] | Policy | None
@@ -55,10 +63,16 @@ class EndpointOptions(TypedDict, total=False):
     max_waiting: int | None
     max_age: float | timedelta | None
     keeps_response: bool
+    disable_on_gone: bool
+    when_full: Literal["refuse", "drop"]
 
 
 class SendOptions(MessageOptions, total=False):
     """The keywords of ``send``; see ``JobOptions``."""
+
+
+class ManyOptions(MessagesOptions, total=False):
+    """The keywords of ``send_many``, which all messages share; see ``JobOptions``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +91,11 @@ class Endpoint:
         breaker_threshold: failures in a row that open the breaker.
         breaker_cooldown: seconds between two probes.
         disable_after: seconds without a success that disable it; None for never.
-        max_waiting: deliveries that wait, beyond which events are dropped; None for no limit.
+        max_waiting: deliveries that may wait; None for no bound.
+        when_full: what becomes of events beyond it: ``"refuse"`` or ``"drop"``.
         max_age: seconds after which a delivery expires; None: that of its event.
         keeps_response: the answer is kept as the result of the delivery.
+        disable_on_gone: an answer 410 disables it.
         created_at: when it was created.
         changed_at: when a setting last changed.
         disabled_at: since when it is disabled; None if it is enabled.
@@ -100,6 +116,7 @@ class Endpoint:
         failed_per_second: failed tries in the last two minutes, per second.
         rejected_per_second: messages that were refused for good in the last two minutes, per
             second.
+        dropped_per_second: events that were dropped for it in the last two minutes, per second.
         p99_seconds: of 99 % of the messages accepted in the last two minutes, the longest time
             since their publication, rounded up to a power of two in milliseconds; None if none was
             accepted.
@@ -124,6 +141,8 @@ class Endpoint:
     max_waiting: int | None
     max_age: float | None
     keeps_response: bool
+    disable_on_gone: bool
+    when_full: str
     created_at: datetime
     changed_at: datetime
     disabled_at: datetime | None
@@ -141,8 +160,24 @@ class Endpoint:
     accepted_per_second: float
     failed_per_second: float
     rejected_per_second: float
+    dropped_per_second: float
     p99_seconds: float | None
     last_success_at: datetime | None
     last_failure_at: datetime | None
     last_error: str | None
     inherits: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointProblem:
+    """What is wrong with a setting of an endpoint.
+
+    Attributes:
+        field: the option, or ``config.`` and the setting of the sink.
+        problem: what is wrong with it.
+        hint: what to do.
+    """
+
+    field: str
+    problem: str
+    hint: str

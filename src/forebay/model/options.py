@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class MessageOptions(TypedDict, total=False):
-    """The options of a job that an event, or a message to an endpoint, has too."""
+class MessagesOptions(TypedDict, total=False):
+    """The options of a job that many messages to an endpoint share."""
 
     priority: int | None
     tag: str | None
@@ -26,8 +26,13 @@ class MessageOptions(TypedDict, total=False):
     expires_at: datetime | None
     correlation_id: str | None
     headers: dict[str, str] | None
-    unique: Unique | None
     ordering_key: str | None
+
+
+class MessageOptions(MessagesOptions, total=False):
+    """The options of a job that an event, or a message to an endpoint, has too."""
+
+    unique: Unique | None
 
 
 class JobOptionChanges(MessageOptions, total=False):

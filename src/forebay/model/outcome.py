@@ -123,11 +123,13 @@ class Failed:
         of: how many attempts the job has, for people; what its kind says does not count.
         after: seconds until it runs again; None: that was the last attempt, and the job becomes a
             dead letter.
+        permanent: it becomes a dead letter now, since another attempt could not help either.
     """
 
     reason: str
     of: int
-    after: float | None
+    after: float | None = None
+    permanent: bool = False
 
     def __post_init__(self) -> None:
         _clean_reason(self)

@@ -29,10 +29,13 @@ class Publication:
         subscriptions: how many subscriptions of enabled endpoints the event type has, before
             filters, counted up to 100. 0: nothing will be delivered, unless a subscription is made
             later that begins earlier.
+        dropping: of how many of these endpoints events are dropped now, since they are full and
+            have ``when_full="drop"``.
     """
 
     event_id: int
     subscriptions: int
+    dropping: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ class Subscription:
     subscription_id: int
     endpoint: str
     event_type: str
-    filter: dict[str, Any] | None
+    filter: Any
     starts_at: datetime | None
     is_from_beginning: bool
     is_active: bool

@@ -37,6 +37,7 @@ class JobStatus:
         redriven_from_dead_id: the dead letter that was redriven as this job.
         dead_id: the dead letter of this job.
         unique_key: what its uniqueness mode compares; None without one.
+        endpoint: the name of the endpoint to which it is delivered; None: it is no delivery.
         place: the sort number in lists, the ``before`` of the next page; None outside a list.
     """
 
@@ -66,6 +67,7 @@ class JobStatus:
     redriven_from_dead_id: int | None
     dead_id: int | None
     unique_key: str | None = None
+    endpoint: str | None = None
     place: int | None = None
 
 
@@ -166,6 +168,7 @@ class DeadLetter:
         ordering_key: the job's ordering key; None for none.
         holds_key: whether later jobs of the ordering key wait for this letter, or for the job it
             was redriven as.
+        endpoint: the name of the endpoint to which it is delivered; None: it is no delivery.
         place: the innermost function of the application that raised the last error; None if it is
             not known.
     """
@@ -193,11 +196,23 @@ class DeadLetter:
     place: str | None
     ordering_key: str | None
     holds_key: bool
+    endpoint: str | None = None
+
+
+def shown_args(job: JobStatus | DeadLetter) -> Mapping[str, Any]:
+    """Return the arguments of a job for people: a delivery has the name of its endpoint, and not
+    the number by which the deliverers know it.
+    """
+    if job.endpoint is None:
+        return job.args
+    return {"endpoint": job.endpoint} | {
+        name: value for name, value in job.args.items() if name != "endpoint"
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadGroup:
-    """Dead letters of one cause that were not redriven.
+    """Dead letters of one cause that were not redriven; of deliveries, those to one endpoint.
 
     Attributes:
         cause: the id of the cause: of kind, class of the error, and place.
@@ -211,6 +226,7 @@ class DeadGroup:
         message: its last error, at most 500 characters; None if there was none.
         is_muted: whether deaths of this cause are no errors in the log.
         muted_until: when that ends; None if it does not, or is not muted.
+        endpoint: the endpoint to which they were delivered; None: they are no deliveries.
     """
 
     cause: str
@@ -225,6 +241,7 @@ class DeadGroup:
     message: str | None
     is_muted: bool
     muted_until: datetime | None
+    endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +263,7 @@ class RedrivePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadSummary:
-    """Dead letters of one queue, kind, reason and error.
+    """Dead letters of one queue, endpoint, kind, reason and error.
 
     Attributes:
         error_type: the class of the last error; empty if there was none.
@@ -255,6 +272,10 @@ class DeadSummary:
         deleted: deleted ones, of jobs that died in the last 400 days.
         last_died_on: the day of the last death, in UTC.
         keep_days: how many days the queue keeps dead letters; None forever.
+        endpoint: the endpoint to which they were delivered; None: they are no deliveries.
+        redriven: those that exist and were redriven.
+        oldest_at: when the first of those that exist died; None: none exists.
+        newest_at: when the last of them died; None: none exists.
     """
 
     queue: str
@@ -266,3 +287,7 @@ class DeadSummary:
     deleted: int
     last_died_on: date
     keep_days: int | None
+    endpoint: str | None
+    redriven: int
+    oldest_at: datetime | None
+    newest_at: datetime | None

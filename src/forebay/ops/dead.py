@@ -35,6 +35,7 @@ class DeadFilter(TypedDict, total=False):
         group: only this consumer group.
         job_id: only those of this job, one for each group in which it died.
         cause: only this cause, from ``dead_groups``.
+        endpoint: only deliveries to this endpoint.
         died_after: only those that died since this instant.
         died_before: only those that died before this instant.
     """
@@ -46,14 +47,16 @@ class DeadFilter(TypedDict, total=False):
     group: str | None
     job_id: int | None
     cause: str | None
+    endpoint: str | None
     died_after: datetime | None
     died_before: datetime | None
 
 
 _LETTER: Final = """\
 select (to_jsonb(d) || jsonb_build_object(
-    'group', g.name, 'max_attempts', coalesce(d.max_attempts,
-        (d.errors -> -1 ->> 'max_attempts')::integer),
+    'group', g.name,
+    'endpoint', case when d.queue = 'forebay.deliver' then d.limit_key end,
+    'max_attempts', coalesce(d.max_attempts, (d.errors -> -1 ->> 'max_attempts')::integer),
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end))::text
 from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group
@@ -76,6 +79,7 @@ where (%(queue)s::text is null or d.queue = %(queue)s)
   and (%(group)s::text is null or g.name = %(group)s)
   and (%(job_id)s::bigint is null or d.job_id = %(job_id)s)
   and (%(cause)s::text is null or d.cause = %(cause)s)
+  and (%(endpoint)s::text is null or d.queue = 'forebay.deliver' and d.limit_key = %(endpoint)s)
   and (%(died_after)s::timestamptz is null or d.died_at >= %(died_after)s::timestamptz)
   and (%(died_before)s::timestamptz is null or d.died_at < %(died_before)s::timestamptz)
   and (%(redriven)s::boolean is null or (d.redriven_at is not null) = %(redriven)s)
@@ -87,7 +91,8 @@ _FILTER: Final = """\
     queue => %(queue)s, kind => %(kind)s, reason => %(reason)s, tag => %(tag)s,
     group_name => %(group)s, died_after => %(died_after)s::timestamptz,
     died_before => %(died_before)s::timestamptz, most => %(limit)s::integer,
-    job_id => %(job_id)s::bigint, cause => %(cause)s, to_group => %(to_group)s"""
+    job_id => %(job_id)s::bigint, cause => %(cause)s, to_group => %(to_group)s,
+    endpoint => %(endpoint)s"""
 
 _REDRIVE_MATCHING: Final = f"""\
 select forebay.redrive_matching({_FILTER}, token => %(token)s, step => %(step)s::integer)"""
@@ -204,14 +209,18 @@ def purge_dead(
 
 
 def dead_groups(
-    queue: str | None = None, kind: str | None = None, cause: str | None = None
+    queue: str | None = None,
+    kind: str | None = None,
+    cause: str | None = None,
+    endpoint: str | None = None,
 ) -> Operation[list[DeadGroup]]:
-    """Return the call that groups dead letters by cause, the newest death first."""
+    """Return the call that groups dead letters by cause and endpoint, the newest death first."""
     return Operation(
         "select to_jsonb(g)::text from forebay.dead_groups("
-        "only_queue => %(queue)s, only_kind => %(kind)s, only_cause => %(cause)s) g",
+        "only_queue => %(queue)s, only_kind => %(kind)s, only_cause => %(cause)s, "
+        "only_endpoint => %(endpoint)s) g",
         lambda rows: rows_as(DeadGroup, rows),
-        {"queue": queue, "kind": kind, "cause": cause},
+        {"queue": queue, "kind": kind, "cause": cause, "endpoint": endpoint},
     )
 
 
@@ -262,12 +271,15 @@ def keep_dead(
     )
 
 
-def dead_summary(queue: str | None = None) -> Operation[list[DeadSummary]]:
-    """Return the call that counts dead letters by queue, kind, reason and error."""
+def dead_summary(
+    queue: str | None = None, endpoint: str | None = None
+) -> Operation[list[DeadSummary]]:
+    """Return the call that counts dead letters by queue, endpoint, kind, reason and error."""
     return Operation(
-        "select to_jsonb(s)::text from forebay.dead_summary(only_queue => %(queue)s) s",
+        "select to_jsonb(s)::text from forebay.dead_summary("
+        "only_queue => %(queue)s, only_endpoint => %(endpoint)s) s",
         lambda rows: rows_as(DeadSummary, rows),
-        {"queue": queue},
+        {"queue": queue, "endpoint": endpoint},
     )
 
 

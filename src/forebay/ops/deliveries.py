@@ -30,6 +30,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
         retired_secrets: they sign too, until their instants.
         disabled_at: None: it is enabled.
         opened_at: None: its breaker is closed.
+        disable_on_gone: an answer that it wants no messages any more disables it.
     """
 
     endpoint_id: int
@@ -44,6 +45,7 @@ class EndpointSettings(msgspec.Struct, frozen=True):
     disabled_at: datetime | None
     opened_at: datetime | None
     version: int
+    disable_on_gone: bool = True
 
 
 @dataclass(frozen=True, slots=True)

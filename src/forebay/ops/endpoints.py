@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from forebay.arguments.json_guard import encode_args, encode_json
-from forebay.errors import EndpointNotFound, InvalidJob, shown
+import msgspec
+
+from forebay.arguments.json_guard import encode_json
+from forebay.errors import EndpointNotFound, EnqueueError, InvalidJob, shown
 from forebay.model import checks
-from forebay.model.endpoints import Endpoint
-from forebay.ops.enqueue import MESSAGE, message_parameters
-from forebay.ops.operation import Operation, ResultRows, boolean, nothing, number
+from forebay.model.endpoints import Endpoint, EndpointProblem
+from forebay.model.text import counted
+from forebay.model.unique import Unique
+from forebay.ops.enqueue import MESSAGE, MESSAGES, message_parameters
+from forebay.ops.operation import Operation, ResultRows, boolean, nothing, number, scalar
 from forebay.ops.records import rows_as
 from forebay.policy.retry import RetryPolicy
 
@@ -29,6 +33,8 @@ _SETTINGS: Final = {
     "max_waiting": "%(max_waiting)s::bigint",
     "max_age": "make_interval(secs => %(max_age)s::double precision)",
     "keeps_response": "%(keeps_response)s::boolean",
+    "disable_on_gone": "%(disable_on_gone)s::boolean",
+    "when_full": "%(when_full)s",
 }
 
 _DURATIONS: Final = ("disable_after", "max_age")
@@ -54,6 +60,13 @@ _SHOWN: Final = (
 _SEND: Final = f"""\
 select forebay.send(%(endpoint)s, %(payload)s::jsonb, kind => %(kind)s, {MESSAGE})"""
 
+_SEND_MANY: Final = f"""\
+select forebay.send_many(
+    %(endpoint)s, array(select jsonb_array_elements(%(payloads)s::jsonb)), kind => %(kind)s,
+    {MESSAGES})"""
+
+_SEND_EACH: Final = "select forebay.send_many(%(messages)s::jsonb)"
+
 
 def create_endpoint(
     name: str, sink: str, config: Mapping[str, Any], options: Mapping[str, Any]
@@ -65,6 +78,28 @@ def create_endpoint(
         f"select forebay.create_endpoint(name => %(name)s{named})",
         number,
         {"name": name, **given},
+    )
+
+
+def validate_endpoint(
+    name: str, sink: str, config: Mapping[str, Any], options: Mapping[str, Any]
+) -> Operation[list[EndpointProblem]]:
+    """Return the call that tells what creating an endpoint would refuse; it writes nothing."""
+    given = _given({"sink": sink, "config": config, **options})
+    named = "".join(f", {field} => {_SETTINGS[field]}" for field in given)
+    return Operation(
+        f"select to_jsonb(p)::text from forebay.validate_endpoint(name => %(name)s{named}) p",
+        lambda rows: rows_as(EndpointProblem, rows),
+        {"name": name, **given},
+    )
+
+
+def allow_hosts(hosts: Iterable[str]) -> Operation[bool]:
+    """Return the call that tells which hosts deliverers may call besides public addresses."""
+    return Operation(
+        "select forebay.allow_hosts(array(select jsonb_array_elements_text(%(hosts)s::jsonb)))",
+        boolean,
+        {"hosts": encode_json(list(hosts))},
     )
 
 
@@ -157,20 +192,85 @@ def test_endpoint(name: str) -> Operation[int]:
     return Operation("select forebay.test_endpoint(%(name)s)", number, {"name": name})
 
 
-def send(
-    endpoint: str, payload: Mapping[str, Any], kind: str, options: Mapping[str, Any]
-) -> Operation[int]:
+def send(endpoint: str, payload: Any, kind: str, options: Mapping[str, Any]) -> Operation[int]:
     """Return the call that sends a message to an endpoint; it returns the id of the delivery."""
     return Operation(
         _SEND,
         number,
         {
             "endpoint": endpoint,
-            "payload": encode_args(payload),
+            "payload": encode_json(payload),
             "kind": checks.checked_name(kind, "kind"),
             **message_parameters(options, "is that of the endpoint"),
         },
     )
+
+
+def send_many(
+    endpoint: str,
+    payloads: Iterable[Any],
+    kind: str,
+    unique: Iterable[Unique] | None,
+    options: Mapping[str, Any],
+) -> Operation[list[int]]:
+    """Return the call that sends messages to an endpoint; it returns the ids of the deliveries."""
+    checks.checked_name(kind, "kind")
+    texts = [_payload_text(payload, index) for index, payload in enumerate(_items(payloads))]
+    parameters = message_parameters(options, "is that of the endpoint")
+    if unique is None:
+        del parameters["unique_as"]
+        given = {"endpoint": endpoint, "kind": kind, "payloads": f"[{','.join(texts)}]"}
+        return Operation(_SEND_MANY, _ids, given | parameters)
+    keys = list(unique)
+    if len(keys) != len(texts):
+        raise InvalidJob(
+            "unique",
+            f"has {counted(len(keys), 'key')} for {counted(len(texts), 'payload')}",
+            hint="Give a key for each payload, in their order.",
+        )
+    common = {name: value for name, value in parameters.items() if value is not None}
+    if "headers" in common:
+        common["headers"] = msgspec.Raw(common["headers"].encode())
+    messages = [
+        {
+            "endpoint": endpoint,
+            "kind": kind,
+            "payload": msgspec.Raw(text.encode()),
+            "unique_as": _key(key, index),
+            **common,
+        }
+        for index, (text, key) in enumerate(zip(texts, keys, strict=True))
+    ]
+    return Operation(_SEND_EACH, _ids, {"messages": msgspec.json.encode(messages).decode()})
+
+
+def _items(payloads: Iterable[Any]) -> Iterable[Any]:
+    if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
+        raise InvalidJob(
+            "payloads", f"must be an iterable of payloads, not {shown(payloads)}",
+            hint="For one message: send().",
+        )  # fmt: skip
+    return payloads
+
+
+def _payload_text(payload: Any, index: int) -> str:
+    try:
+        return encode_json(payload)
+    except EnqueueError as error:
+        raise error.at_index(index, "message") from None
+
+
+def _key(key: object, index: int) -> dict[str, Any]:
+    if not isinstance(key, Unique):
+        raise InvalidJob(
+            "unique", f"has {shown(key)} at {index}, which is no uniqueness mode",
+            hint='For example unique=[Once("order:42"), ...].',
+        )  # fmt: skip
+    return key.as_json()
+
+
+def _ids(rows: ResultRows) -> list[int]:
+    return [int(number) for number in scalar(rows)]
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,12 +35,14 @@ def _named(names: Iterable[str]) -> str:
     return ", ".join(f"{name} => %({name})s::{_SQL_TYPES.get(name, 'text')}" for name in names)
 
 
-#: The parameters of an event, or of a message to an endpoint; see ``message_parameters``.
-MESSAGE: Final = f"""\
+#: The parameters that many messages to an endpoint share; see ``message_parameters``.
+MESSAGES: Final = f"""\
 priority => %(priority)s::integer, delay => make_interval(secs => %(delay)s::double precision),
     run_at => %(run_at)s::timestamptz, expires_at => %(expires_at)s::timestamptz,
-    unique_as => %(unique_as)s::jsonb,
     {_named(name for name in KEPT_OPTION_NAMES if name not in _OF_ENDPOINTS)}"""
+
+#: Those of an event, or of one message.
+MESSAGE: Final = f"{MESSAGES}, unique_as => %(unique_as)s::jsonb"
 
 _ENQUEUE: Final = f"""\
 select forebay.enqueue(

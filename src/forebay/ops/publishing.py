@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from forebay.arguments.json_guard import encode_args
+from forebay.arguments.json_guard import encode_json
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 from forebay.model.publishing import EventType, Publication, Subscription
@@ -47,25 +47,23 @@ def event_types() -> Operation[list[EventType]]:
     return Operation(_TYPES, lambda rows: rows_as(EventType, rows))
 
 
-def publish(
-    event_type: str, payload: Mapping[str, Any], options: Mapping[str, Any]
-) -> Operation[Publication]:
+def publish(event_type: str, payload: Any, options: Mapping[str, Any]) -> Operation[Publication]:
     """Return the call that publishes an event."""
     return Operation(
         _PUBLISH,
         lambda rows: rows_as(Publication, rows)[0],
         {
             "event_type": event_type,
-            "payload": encode_args(payload),
+            "payload": encode_json(payload),
             **message_parameters(options, "is not one of an event"),
         },
     )
 
 
-def publish_many(event_type: str, payloads: Iterable[Mapping[str, Any]]) -> Operation[list[int]]:
+def publish_many(event_type: str, payloads: Iterable[Any]) -> Operation[list[int]]:
     """Return the call that publishes events of one type; it returns their ids."""
     items = ",".join(
-        f'{{"event_type":{json.dumps(event_type)},"payload":{encode_args(payload)}}}'
+        f'{{"event_type":{json.dumps(event_type)},"payload":{encode_json(payload)}}}'
         for payload in payloads
     )
     return Operation(
@@ -74,7 +72,7 @@ def publish_many(event_type: str, payloads: Iterable[Mapping[str, Any]]) -> Oper
 
 
 def subscribe(
-    endpoint: str, event_type: str, contained: Mapping[str, Any] | None, start: str | datetime
+    endpoint: str, event_type: str, contained: Any, start: str | datetime
 ) -> Operation[int]:
     """Return the call that subscribes an endpoint; it returns the id of the subscription."""
     if isinstance(start, datetime):
@@ -87,7 +85,7 @@ def subscribe(
         {
             "endpoint": endpoint,
             "event_type": event_type,
-            "filter": None if contained is None else encode_args(contained),
+            "filter": None if contained is None else encode_json(contained),
             "start": start,
         },
     )

@@ -20,6 +20,7 @@ from forebay.errors import DatabaseUnavailable
 from forebay.model import Dead
 from forebay.model.checks import MAX_ATTEMPTS_MAX
 from forebay.model.context import Context
+from forebay.model.endpoints import DELIVERIES
 from forebay.model.outcome import Failed, Keep, Release
 from forebay.model.text import logger
 from forebay.ops import deliveries
@@ -30,7 +31,7 @@ from forebay.sending._payloads import Payloads
 from forebay.sending._reports import Reports
 from forebay.sending._sender import message_of
 from forebay.sending._service import QueueService
-from forebay.sending._sink_types import record_sink_types
+from forebay.sending._sink_types import record_hosts, record_sink_types
 from forebay.sinks import Accepted, EndpointGone, Permissions, Refused, Rejected, TryLater
 
 if TYPE_CHECKING:
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from forebay.sinks import Message
 
 log = logger("forebay.endpoints")
-
-#: The queue of deliveries.
-QUEUE: Final = "forebay.deliver"
 
 #: How many deliveries a process has in hand. An endpoint that hangs holds at most its own
 #: concurrency of them.
@@ -91,8 +89,8 @@ class Deliverer(QueueService):
 
         kind = Kind.declare(
             deliver,
-            name=QUEUE,
-            queue=QUEUE,
+            name=DELIVERIES,
+            queue=DELIVERIES,
             # The delays of the endpoint decide.
             retry=RetryPolicy(max_attempts=MAX_ATTEMPTS_MAX),
             hard_timeout_seconds=_HARD_SECONDS,
@@ -123,7 +121,12 @@ class Deliverer(QueueService):
         stack.push_async_callback(_flush, reports)
         stack.push_async_callback(self._payloads.close)
         stack.push_async_callback(self._endpoints.close)
-        for service in (record_sink_types(facts.run), reports.run(), self._endpoints.run()):
+        for service in (
+            record_sink_types(facts.run),
+            record_hosts(facts.run, self._permissions.hosts),
+            reports.run(),
+            self._endpoints.run(),
+        ):
             stack.push_async_callback(_end, asyncio.create_task(service))
         return {}
 
@@ -144,24 +147,28 @@ class Deliverer(QueueService):
             except TimeoutError:
                 return Release(_AGAIN_SECONDS)
             if endpoint is None:
-                return Dead(f"endpoint {endpoint_id} does not exist")
+                return Dead("its endpoint was dropped")
         if endpoint.settings.disabled_at is not None:
             return Release(_AGAIN_SECONDS)
         key = _event_key(args)
         event: PublishedEvent | None = None
         if "payload" not in args:
             if key is None:
-                return Dead("the delivery names no event and has no payload")
+                return _undeliverable(endpoint, "the delivery names no event and has no payload")
             found = self._payloads.get(key)
             try:
                 event = await asyncio.shield(found) if asyncio.isfuture(found) else found
             except DatabaseUnavailable:
                 return Release(_AGAIN_SECONDS)
             if event is None:
-                return Dead("its event was deleted")
+                return _undeliverable(endpoint, "its event was deleted")
         return _ending(
             endpoint, job, await endpoint.calls.send(_message(job, endpoint, key, event))
         )
+
+
+def _undeliverable(endpoint: Endpoint, reason: str) -> Failed:
+    return Failed(reason, endpoint.retries.tries, permanent=True)
 
 
 def _event_key(args: Mapping[str, Any]) -> tuple[int, datetime] | None:
@@ -197,7 +204,7 @@ def _ending(endpoint: Endpoint, job: Job, result: SendResult) -> Any:
     if isinstance(result, NotSent | Refused):
         return Release()
     if isinstance(result, Rejected | EndpointGone):
-        return Dead(result.reason)
+        return _undeliverable(endpoint, result.reason)
     after = result.after if isinstance(result, TryLater) else None
     reason = result.reason if isinstance(result, TryLater) else str(result)
     delay = endpoint.retries.delay_seconds(job.attempt, random.random(), after)

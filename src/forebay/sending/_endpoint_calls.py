@@ -85,6 +85,8 @@ class EndpointCalls:
     ) -> None:
         self.name = name
         self.threshold = threshold
+        #: Whether an answer that the endpoint wants no messages any more ends it.
+        self.ends_on_gone = True
         self._endpoint_id = endpoint_id
         self._reports = reports
         self._clock = clock
@@ -256,7 +258,7 @@ class EndpointCalls:
             self._failures = 0
             return True
         if isinstance(answer, Rejected | EndpointGone):
-            is_gone = isinstance(answer, EndpointGone)
+            is_gone = isinstance(answer, EndpointGone) and self.ends_on_gone
             counters.reject(answer.reason, gone=is_gone)
             if is_gone:
                 self.be_quiet(_LATE_SECONDS)

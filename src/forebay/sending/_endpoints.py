@@ -74,12 +74,14 @@ class Endpoint:
             settings.endpoint_id, settings.name, sink, reports, threshold=settings.breaker_threshold
         )
         self.calls.begin_with(settings.opened_at)
+        self.calls.ends_on_gone = settings.disable_on_gone
 
     def change(self, settings: EndpointSettings) -> None:
         """Take new settings. The sink is replaced only if what it was made of changed."""
         before, self.settings = self.settings, settings
         self.retries = self._retries(settings)
         self.calls.threshold = settings.breaker_threshold
+        self.calls.ends_on_gone = settings.disable_on_gone
         self.renew_sink()
         if before.opened_at != settings.opened_at:
             self.calls.set_state(settings.opened_at, is_newest=False)

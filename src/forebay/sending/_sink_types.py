@@ -1,17 +1,19 @@
-"""Sinks of other distributions: endpoints can have those that a deliverer has."""
+"""What a deliverer tells the database, which checks endpoints by it when they are saved: sinks of
+other distributions, and hosts that are not public.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DatabaseUnavailable, SchemaError
 from forebay.model.text import logger
-from forebay.ops import deliveries
+from forebay.ops import deliveries, endpoints
 from forebay.sinks import own_sink_types, row_settings, sink_types
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from forebay.ops.operation import Operation
 
@@ -37,12 +39,27 @@ async def record_sink_types(run: Callable[[Operation[None]], Awaitable[None]]) -
             log.warning("no endpoint can have the sink %s: %s", name, error)
 
 
+async def record_hosts(
+    run: Callable[[Operation[Any]], Awaitable[Any]], hosts: Iterable[str]
+) -> None:
+    """Record which hosts this process may call besides public addresses. Return when that is done.
+
+    A list that the database refuses is logged: endpoints with such hosts can then not be saved.
+    """
+    try:
+        await _until_possible(run, endpoints.allow_hosts(hosts))
+    except Exception as error:
+        log.warning("endpoint_hosts could not be recorded: %s", error)
+
+
 async def _until_possible(
-    run: Callable[[Operation[None]], Awaitable[None]], operation: Operation[None]
+    run: Callable[[Operation[Any]], Awaitable[Any]], operation: Operation[Any]
 ) -> None:
     while True:
         try:
-            return await run(operation)
+            await run(operation)
         except (DatabaseUnavailable, SchemaError) as error:
-            log.debug("types of sinks are recorded later: %s", error)
-        await asyncio.sleep(_AGAIN_SECONDS)
+            log.debug("what this deliverer allows is recorded later: %s", error)
+            await asyncio.sleep(_AGAIN_SECONDS)
+        else:
+            return

@@ -72,6 +72,11 @@ class Permissions:
             field = "endpoint_ports" if is_ports else "endpoint_hosts"
             raise ConfigError(field, error.problem, hint=error.hint) from None
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """What ``endpoint_hosts`` lists."""
+        return tuple(listed(self._settings.endpoint_hosts))
+
     def sink(self, name: str, config: Mapping[str, Any]) -> Sink:
         """Return the sink that a row asks for, with what the process gives to sinks of its type.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
-from forebay.sinks._contract import Answer, Message, Sink
+from forebay.sinks._contract import Answer, Message, Rejected, Sink
 from forebay.sinks._support import call_in_thread, checked_name
 
 if TYPE_CHECKING:
@@ -72,7 +72,14 @@ class ThreadedSink(Sink):
         self._put_back(client, closings)
 
     async def send(self, messages: Sequence[Message]) -> list[Answer]:
-        """Send the messages, in one thread."""
+        """Send the messages, in one thread. A payload that is no JSON object is rejected: a task
+        takes arguments by name.
+        """
+        fit = [message for message in messages if message.body.startswith(b"{")]
+        if len(fit) < len(messages):
+            found = iter(await self.send(fit))
+            unfit = Rejected("the payload is no JSON object, and a task takes arguments by name")
+            return [next(found) if message.body.startswith(b"{") else unfit for message in messages]
         if not messages:
             return []
         closings = self._closings

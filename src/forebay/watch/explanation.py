@@ -95,6 +95,20 @@ class _Case:
         name = f"queue {self.job.queue}"
         return name if self.job.group == "default" else f"{name}, group {self.job.group}"
 
+    def key_title(self, sort: str, key: str | None) -> str:
+        """Return a key in words. The limit key of a delivery is its endpoint."""
+        if sort == "limit" and self.job.endpoint is not None:
+            return f"endpoint {key}"
+        return f"{sort} key {key}"
+
+    def raise_limit(self, option: str) -> str:
+        """Return the hint that names the command for a limit that is reached."""
+        endpoint = self.job.endpoint
+        if endpoint is not None and option.startswith("key-"):
+            name, option = shlex.quote(endpoint), option.removeprefix("key-")
+            return f"forebay endpoints alter {name} --{option} NUMBER raises the limit."
+        return f"forebay queues limit {self.job.queue} --{option} NUMBER raises the limit."
+
     def ago(self, instant: datetime | None) -> str:
         return "never" if instant is None else f"{self.length(instant)} ago"
 
@@ -300,7 +314,11 @@ def _served(case: _Case) -> _Found:
     return _Found(
         f"{who}; {last}",
         "not served",
-        f"Start a worker: forebay worker MODULE:APP --queue {case.job.queue}{group}",
+        (
+            f"Start a worker: forebay worker MODULE:APP --queue {case.job.queue}{group}"
+            if case.job.endpoint is None
+            else "Start a deliverer: forebay deliver"
+        ),
     )
 
 
@@ -324,8 +342,15 @@ def _key_paused(case: _Case) -> _Found | None:
     key = facts.ordering_key if sort == "ordering" else facts.limit_key
     end = facts.key_resume_at
     until = "" if end is None else f", for another {case.length(end)}"
+    paused_for = f"{case.length(facts.key_paused_at)}{until}"
+    if sort == "limit" and case.job.endpoint is not None:
+        return _Found(
+            f"endpoint {key} has been disabled or paused for {paused_for}",
+            "paused",
+            f"forebay endpoints show {shlex.quote(key or '')} tells why.",
+        )
     return _Found(
-        f"its {sort} key {key} has been paused for {case.length(facts.key_paused_at)}{until}",
+        f"its {sort} key {key} has been paused for {paused_for}",
         "paused",
         f"forebay keys resume {case.job.queue} --{sort}-key {shlex.quote(key or '')}",
     )
@@ -359,7 +384,7 @@ def _parked(case: _Case) -> _Found | None:
     key, queue = case.facts.key, case.job.queue
     if key is None:
         return None
-    answer = f"{key.sort} key {key.key}: {key_answer(key, case.facts.read_at)}"
+    answer = f"{case.key_title(key.sort, key.key)}: {key_answer(key, case.facts.read_at)}"
     match key.reason:
         case "held":
             return _Found(answer, "held", _held_hint(key.held_by))
@@ -369,7 +394,7 @@ def _parked(case: _Case) -> _Found | None:
             name = shlex.quote(key.waits_for or key.key)
             command = (
                 f"forebay endpoints show {name}"
-                if queue == "forebay.deliver"
+                if case.job.endpoint is not None
                 else f"forebay keys show {queue} --limit-key {name}"
             )
             return _Found(answer, "limit", f"{command} shows the last error.")
@@ -377,9 +402,7 @@ def _parked(case: _Case) -> _Found | None:
             option = key.reason.removeprefix("queue_")
             if key.reason == option:
                 option = f"key-{option}"
-            return _Found(
-                answer, "limit", f"forebay queues limit {queue} --{option} NUMBER raises the limit."
-            )
+            return _Found(answer, "limit", case.raise_limit(option))
         case _:
             return _Found(answer)
 
@@ -397,25 +420,30 @@ def _limits(case: _Case) -> _Found:
     queue = case.job.queue
     for name, running, title in (
         ("concurrency", facts.running, f"queue {queue}"),
-        ("key_concurrency", facts.key_running, f"limit key {facts.limit_key}"),
+        ("key_concurrency", facts.key_running, case.key_title("limit", facts.limit_key)),
     ):
         limit = limits.get(name)
         if limit is not None and running >= limit and (name == "concurrency" or facts.limit_key):
             return _Found(
                 f"{title} runs {running} of at most {limit:g} jobs at once",
                 "limit",
-                f"forebay queues limit {queue} --{name.replace('_', '-')} NUMBER raises the limit.",
+                case.raise_limit(name.replace("_", "-")),
             )
     for name, permits, next_at, title in (
         ("rate", facts.permits, facts.next_start_at, f"queue {queue}"),
-        ("key_rate", facts.key_permits, facts.key_next_start_at, f"limit key {facts.limit_key}"),
+        (
+            "key_rate",
+            facts.key_permits,
+            facts.key_next_start_at,
+            case.key_title("limit", facts.limit_key),
+        ),
     ):
         if permits == 0:
             wait = "" if next_at is None else f"; the next job starts in {case.length(next_at)}"
             return _Found(
                 f"{title} starts at most {limits[name]:g} jobs a second{wait}",
                 "limit",
-                f"forebay queues limit {queue} --{name.replace('_', '-')} NUMBER raises the limit.",
+                case.raise_limit(name.replace("_", "-")),
             )
     return _Found("no limit is reached" if any(limits.values()) else "none")
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, InvalidJob
 from forebay.model.alerts import Alert
+from forebay.model.endpoints import DELIVERIES
 from forebay.model.text import counted, human_bytes
 from forebay.policy.cron import Timing
 from forebay.policy.keys import next_probe
 from forebay.policy.retry import human_duration
+from forebay.watch.endpoint_rules import full_text, groups_command
 from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
 from forebay.watch.write_hints import write_hint
 
@@ -75,7 +77,7 @@ SCHEDULES_OFF: Final = "--schedules off"
 _MISSED_SECONDS: Final = 86_400.0
 
 #: The queues of published events and of deliveries, which no application serves.
-_DELIVERING: Final = ("forebay.publish", "forebay.deliver")
+_DELIVERING: Final = ("forebay.publish", DELIVERIES)
 
 
 class Watched:
@@ -144,6 +146,7 @@ def alerts_of_all(data: Mapping[str, Any]) -> list[Alert]:
     rules_of_sorts = (
         _of_lost_workers,
         _of_endpoints,
+        _of_full_endpoints,
         _of_breakers,
         _of_mirrors,
         _of_schedules,
@@ -293,7 +296,7 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                 code="A3",
                 subject=queue,
                 problem=f"{counted(sum(dead['dead'] for dead in over), 'dead letter')} of {kinds}",
-                hint=f"See why: `forebay dead groups --queue {queue}`; redrive or purge them.",
+                hint=f"See why: `{groups_command(queue)}`; redrive or purge them.",
             )
         lately = sum(dead["lately"] for dead in lines)
         most = watched.threshold("dead_lately_most", queue)
@@ -306,7 +309,7 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                     f"{counted(lately, 'job')} died within {human_duration(WITHIN_SECONDS)}, "
                     f"more than {most:,.0f}"
                 ),
-                hint=f"Something fails for good: `forebay dead groups --queue {queue}`.",
+                hint=f"Something fails for good: `{groups_command(queue)}`.",
             )
 
 
@@ -328,6 +331,16 @@ def _of_lost_workers(watched: Watched) -> Iterator[Alert]:
         hint="See what they held and what became of it: `forebay workers list --ended`.",
         since=watched.instant(lost[0]["ended_at"]),
     )
+
+
+def _of_full_endpoints(watched: Watched) -> Iterator[Alert]:
+    for endpoint in watched.data["endpoints"]:
+        if (endpoint["is_full"] or endpoint["is_overfull"]) and not endpoint["is_disabled"]:
+            name = endpoint["endpoint"]
+            problem, hint = full_text(name, drops=endpoint["is_overfull"])
+            yield Alert(
+                code="endpoint-full", subject=name, severity="error", problem=problem, hint=hint
+            )
 
 
 def _of_endpoints(watched: Watched) -> Iterator[Alert]:

@@ -34,8 +34,8 @@ class AsyncDeadLetters(AsyncClientBase):
             conn: the connection to use.
             which: which dead letters: ``queue``, ``kind``, ``tag``, ``group``, ``job_id``;
                 ``reason``: exhausted, permanent, expired or worker lost; ``cause``, from
-                ``dead_groups``; ``died_after`` and ``died_before``, instants of which the first is
-                included.
+                ``dead_groups``; ``endpoint``, of deliveries; ``died_after`` and ``died_before``,
+                instants of which the first is included.
         """
         operation = dead.dead_letters(redriven=redriven, limit=limit, before=before, **which)
         return await self._run(conn, operation)
@@ -158,17 +158,21 @@ class AsyncDeadLetters(AsyncClientBase):
         queue: str | None = None,
         kind: str | None = None,
         cause: str | None = None,
+        endpoint: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> list[DeadGroup]:
         """Return the dead letters that were not redriven, grouped by cause, the newest death first.
+
+        Deliveries are grouped by endpoint too.
 
         Args:
             queue: only this queue.
             kind: only this kind.
             cause: only this cause.
+            endpoint: only deliveries to this endpoint.
             conn: the connection to use.
         """
-        return await self._run(conn, dead.dead_groups(queue, kind, cause))
+        return await self._run(conn, dead.dead_groups(queue, kind, cause, endpoint))
 
     async def mute_cause(
         self,
@@ -224,12 +228,18 @@ class AsyncDeadLetters(AsyncClientBase):
         return await self._run(conn, dead.keep_dead(queue, days=days, inherit=inherit))
 
     async def dead_summary(
-        self, queue: str | None = None, *, conn: AsyncConnection | None = None
+        self,
+        queue: str | None = None,
+        *,
+        endpoint: str | None = None,
+        conn: AsyncConnection | None = None,
     ) -> list[DeadSummary]:
-        """Return how many dead letters are kept and were deleted, by queue, kind, reason and error.
+        """Return how many dead letters are kept, were redriven and were deleted, by queue,
+        endpoint, kind, reason and error.
 
         Args:
             queue: only this queue.
+            endpoint: only deliveries to this endpoint.
             conn: the connection to use.
         """
-        return await self._run(conn, dead.dead_summary(queue))
+        return await self._run(conn, dead.dead_summary(queue, endpoint))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -19,7 +19,7 @@ class AsyncPublishing(AsyncClientBase):
         self,
         conn: AsyncConnection | None,
         event_type: str,
-        payload: Mapping[str, Any] | None = None,
+        payload: Any = None,
         **options: Unpack[PublishOptions],
     ) -> Publication:
         """Publish an event in the transaction of a connection: one row, whatever the number of
@@ -30,30 +30,35 @@ class AsyncPublishing(AsyncClientBase):
         Args:
             conn: the connection whose transaction to use; None: a separate transaction.
             event_type: one that ``create_event_type`` made.
-            payload: a JSON object; default: an empty one.
+            payload: a value with a JSON form; None: an empty object.
             options: see ``PublishOptions``.
 
         Raises:
             InvalidJob: the event type does not exist, or an option is refused.
+            QueueFull: as many deliveries wait for a subscriber as its ``max_waiting`` allows, and
+                it has ``when_full="refuse"``; nothing was written.
             PayloadTooLarge, PayloadTooDeep: as for the arguments of a job.
         """
-        return await self._run(conn, publishing.publish(event_type, payload or {}, options))
+        return await self._run(
+            conn, publishing.publish(event_type, {} if payload is None else payload, options)
+        )
 
     async def publish_many(
         self,
         conn: AsyncConnection | None,
         event_type: str,
-        payloads: Iterable[Mapping[str, Any]],
+        payloads: Iterable[Any],
     ) -> list[int]:
         """Publish an event for each payload, all or none; return their ids in the same order.
 
         Args:
             conn: the connection whose transaction to use; None: a separate transaction.
             event_type: one that ``create_event_type`` made.
-            payloads: JSON objects.
+            payloads: values with a JSON form.
 
         Raises:
             InvalidJob: the event type does not exist, or a payload is refused.
+            QueueFull: as for ``publish``; no event was written.
         """
         return await self._run(conn, publishing.publish_many(event_type, payloads))
 
@@ -92,7 +97,7 @@ class AsyncPublishing(AsyncClientBase):
         self,
         endpoint: str,
         event_type: str,
-        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the name in SQL
+        filter: Any = None,  # noqa: A002 - the name in SQL
         *,
         start: str | datetime = "now",
         conn: AsyncConnection | None = None,

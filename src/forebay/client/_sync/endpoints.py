@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection, run
-from forebay.model.endpoints import Endpoint, EndpointOptions, SendOptions
+from forebay.model.endpoints import (
+    Endpoint,
+    EndpointOptions,
+    EndpointProblem,
+    ManyOptions,
+    SendOptions,
+)
+from forebay.model.unique import Unique
 from forebay.ops import endpoints
 
 
@@ -45,6 +52,33 @@ class Endpoints(ClientBase):
         """
         _check(sink, config)
         return self._run(conn, endpoints.create_endpoint(name, sink, config, options))
+
+    def validate_endpoint(
+        self,
+        name: str,
+        sink: str,
+        config: Mapping[str, Any],
+        *,
+        conn: SyncConnection | None = None,
+        **options: Unpack[EndpointOptions],
+    ) -> list[EndpointProblem]:
+        """Return what the database would refuse about an endpoint with these settings; write
+        nothing.
+
+        A name that is taken is no problem. What the name of a host leads to is not known to the
+        database: ``test_endpoint`` tells it.
+
+        Args:
+            name: of the endpoint.
+            sink: the type of its sink.
+            config: the settings of the sink.
+            conn: the connection to use.
+            options: see ``EndpointOptions``.
+
+        Raises:
+            InvalidJob: an option is unknown or has the wrong type.
+        """
+        return self._run(conn, endpoints.validate_endpoint(name, sink, config, options))
 
     def alter_endpoint(
         self,
@@ -193,7 +227,7 @@ class Endpoints(ClientBase):
         self,
         conn: SyncConnection,
         endpoint: str,
-        payload: Mapping[str, Any],
+        payload: Any,
         *,
         kind: str = "message",
         **options: Unpack[SendOptions],
@@ -205,7 +239,7 @@ class Endpoints(ClientBase):
         Args:
             conn: the connection, or one of its cursors.
             endpoint: the endpoint.
-            payload: the body of the message, with a JSON form.
+            payload: the body of the message, a value with a JSON form.
             kind: for the receiver.
             options: see ``JobOptions``. Messages with the same ``ordering_key`` are sent one at a
                 time, in order.
@@ -213,11 +247,48 @@ class Endpoints(ClientBase):
         Raises:
             EndpointNotFound: no endpoint has this name; nothing was written.
             EndpointDisabled: it is disabled; nothing was written.
+            QueueFull: as many deliveries wait for it as its ``max_waiting`` allows.
             InvalidJob: an argument or option is refused.
             PayloadTooLarge: the payload is too large.
             PayloadTooDeep: the payload is nested too deeply.
         """
         return run(conn, endpoints.send(endpoint, payload, kind, options))
+
+    def send_many(
+        self,
+        conn: SyncConnection | None,
+        endpoint: str,
+        payloads: Iterable[Any],
+        *,
+        kind: str = "message",
+        unique: Iterable[Unique] | None = None,
+        **options: Unpack[ManyOptions],
+    ) -> list[int]:
+        """Send a message for each payload to one endpoint, all or none, in one statement; return
+        the ids of the deliveries in the same order.
+
+        With None as the connection, the messages have a separate transaction.
+
+        Args:
+            conn: the connection whose transaction to use; None: a separate transaction.
+            endpoint: the endpoint.
+            payloads: the bodies of the messages, values with a JSON form.
+            kind: of all messages, for the receiver.
+            unique: a unique key for each payload, in their order; an id may then be that of an
+                existing delivery. None: no keys.
+            options: of all messages; see ``JobOptions``.
+
+        Raises:
+            EndpointNotFound: no endpoint has this name; nothing was written.
+            EndpointDisabled: it is disabled; nothing was written.
+            QueueFull: more deliveries would wait for it than its ``max_waiting`` allows.
+            InvalidJob: an argument, a payload or an option is refused; ``index`` is that of the
+                payload.
+            PayloadTooLarge: a payload is too large.
+            PayloadTooDeep: a payload is nested too deeply.
+        """
+        operation = endpoints.send_many(endpoint, payloads, kind, unique, options)
+        return self._run(conn, operation)
 
 
 def _check(sink: str, config: Mapping[str, Any]) -> None:

@@ -196,7 +196,7 @@ def _slots(data: Mapping[str, Any]) -> Iterable[Sample]:
 
 def _calls(data: Mapping[str, Any]) -> Iterable[Sample]:
     for endpoint in data["endpoints"]:
-        for outcome in ("accepted", "failed", "rejected"):
+        for outcome in ("accepted", "failed", "rejected", "dropped"):
             yield (endpoint["endpoint"], outcome), float(endpoint[f"{outcome}_per_second"] or 0)
 
 
@@ -205,6 +205,23 @@ def _breakers(data: Mapping[str, Any]) -> Iterable[Sample]:
         yield ("endpoint", endpoint["endpoint"]), float(endpoint["breaker"] != "closed")
     for mirror in data["mirrors"]:
         yield ("mirror", mirror["mirror"]), float(bool(mirror["breakers"]))
+
+
+def _breaker_states(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for endpoint in data["endpoints"]:
+        for state in ("closed", "half-open", "open"):
+            yield (endpoint["endpoint"], state), float(endpoint["breaker"] == state)
+
+
+def _oldest_delivery(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for endpoint in data["endpoints"]:
+        since = endpoint["waiting_since"]
+        yield (endpoint["endpoint"],), 0.0 if since is None else max(0.0, data["at"] - since)
+
+
+def _full(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for endpoint in data["endpoints"]:
+        yield (endpoint["endpoint"],), float(endpoint["is_full"] or endpoint["is_overfull"])
 
 
 def _open_keys(data: Mapping[str, Any]) -> Iterable[Sample]:
@@ -273,16 +290,31 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
     ("forebay_workers_memory_bytes", "gauge", "Resident memory of all live workers.", (), _memory),
     ("forebay_workers_slots", "gauge", "Jobs that all live workers can run at a time.", (), _slots),
     ("forebay_endpoint_waiting", "gauge", (
-            "Parked "
-            "deliveries."
+            "Parked deliveries: those that a deliverer met and that wait for the endpoint, without "
+            "those that wait for a retry."
             ), ("endpoint",), _of_endpoints("waiting")),
+    ("forebay_endpoint_oldest_waiting_seconds", "gauge", (
+            "For how long the first of them has waited."
+            ), ("endpoint",), _oldest_delivery),
+    ("forebay_endpoint_full", "gauge", (
+            "Whether as many deliveries are parked as max_waiting allows: messages are refused, "
+            "and events refused or dropped."
+            ), ("endpoint",), _full),
+    ("forebay_endpoint_dead_letters", "gauge", (
+            "Dead letters of the endpoint that were not redriven, at most "
+            "10,000."
+            ), ("endpoint",), _of_endpoints("dead")),
+    ("forebay_endpoint_breaker", "gauge", (
+            "Whether the breaker is in this state: closed, half-open or "
+            "open."
+            ), ("endpoint", "state"), _breaker_states),
     ("forebay_endpoint_disabled", "gauge", (
             "Whether the endpoint is "
             "disabled."
             ), ("endpoint",), _of_endpoints("is_disabled")),
     ("forebay_endpoint_calls_per_second", "gauge", (
-            "Calls in the last two "
-            "minutes."
+            "Calls in the last two minutes, and events that were dropped without a "
+            "call."
             ), ("endpoint", "outcome"), _calls),
     ("forebay_endpoint_latency_p99_seconds", "gauge", (
             "99 % of the accepted deliveries took at most this long since "
@@ -379,9 +411,10 @@ WORKER: Final[tuple[tuple[str, Literal["gauge", "counter"], str, tuple[str, ...]
 
 #: Metrics of which ``other`` has the largest value instead of the sum.
 _LARGEST: Final = frozenset({
-    "forebay_queue_oldest_ready_seconds", "forebay_queue_paused", "forebay_queue_served",
-    "forebay_endpoint_disabled", "forebay_endpoint_latency_p99_seconds", "forebay_breaker_open",
-    "forebay_alert",
+    "forebay_queue_oldest_ready_seconds", "forebay_endpoint_oldest_waiting_seconds",
+    "forebay_queue_paused", "forebay_queue_served",
+    "forebay_endpoint_disabled", "forebay_endpoint_full", "forebay_endpoint_latency_p99_seconds",
+    "forebay_breaker_open", "forebay_alert",
 })  # fmt: skip
 
 #: The number of labels that are capped together; 1 where nothing is listed.

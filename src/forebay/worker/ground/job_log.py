@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import UnknownKind
 from forebay.model.checks import MAX_ATTEMPTS_MAX
+from forebay.model.endpoints import DELIVERIES
 from forebay.model.text import escaped_controls, log_block, logger
 from forebay.policy.cause import cause_of
 from forebay.policy.error_text import describe_exception, user_traceback
@@ -150,7 +151,7 @@ def log_started(held: HeldJob, kind: Kind) -> None:
 def fields_of(held: HeldJob, kind: Kind | None) -> dict[str, Any]:
     """Return the facts of an attempt that its records have as fields."""
     row = held.row
-    return {
+    fields: dict[str, Any] = {
         "job_id": row.job_id,
         "kind": row.kind,
         "queue": held.lane.queue,
@@ -159,6 +160,9 @@ def fields_of(held: HeldJob, kind: Kind | None) -> dict[str, Any]:
         "tag": row.tag,
         "correlation_id": row.correlation_id,
     }
+    if held.lane.queue == DELIVERIES:
+        fields["endpoint"] = row.limit_key
+    return fields
 
 
 def _attempts_of(kind: Kind | None) -> int | None:
@@ -205,6 +209,8 @@ def _in_template(kind: str) -> str:
 
 def _attempt_text(fields: dict[str, Any]) -> str:
     text = f"attempt {fields['attempt']}"
+    if "endpoint" in fields:
+        text = f"endpoint {fields['endpoint']}, {text}"
     return text if fields["max_attempts"] is None else f"{text} of {fields['max_attempts']}"
 
 

@@ -39,6 +39,7 @@ class _Death(msgspec.Struct):
     max_attempts: int | None = None
     tag: str | None = None
     correlation_id: str | None = None
+    endpoint: str | None = None
 
 
 class _Report(msgspec.Struct):
@@ -88,17 +89,20 @@ def _log(death: _Death, *, is_muted: bool) -> None:
         )
     }
     fields["outcome"] = "dead"
+    if death.endpoint is not None:
+        fields["endpoint"] = death.endpoint
+    to = "" if death.endpoint is None else f", endpoint {death.endpoint},"
     # The kind is part of the message, as in the lines of attempts.
     kind = escaped_controls(death.kind).replace("%", "%%")
     if death.reason == "expired":
-        template = f"job %s ({kind}) expired before a worker started it and is a dead letter now"
-        arguments: tuple[Any, ...] = (death.job_id,)
+        template = f"job %s ({kind})%s expired before a worker started it and is a dead letter now"
+        arguments: tuple[Any, ...] = (death.job_id, to)
     else:
         template = (
-            f"job %s ({kind}), attempt %s, killed its worker each time it ran alone and is a "
+            f"job %s ({kind})%s attempt %s, killed its worker each time it ran alone and is a "
             f"dead letter now"
         )
-        arguments = (death.job_id, death.attempt)
+        arguments = (death.job_id, to or ",", death.attempt)
     if is_muted:
         template += " (this cause is muted)"
     log.log(logging.INFO if is_muted else logging.ERROR, template, *arguments, extra=fields)

@@ -188,11 +188,7 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
     if isinstance(result, Release):
         return Ended(0, "released", after=result.after)
     if isinstance(result, Failed):
-        counted = msgspec.structs.replace(job, max_attempts=result.of)
-        error = _error(counted, "Retry", result.reason)
-        if result.after is None:
-            return dead(kind, job, "exhausted", error)
-        return Ended(0, "retried", after=result.after, error=error)
+        return _failed(kind, job, result)
     if isinstance(result, Keep):
         return Ended(0, "done", kept=kept(result.result, result.seconds))
     ended = None
@@ -205,6 +201,16 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
             follow_up.returned = kept(result, 0)
         ended.follow_up = follow_up
     return ended
+
+
+def _failed(kind: Kind, job: Job, result: Failed) -> Ended:
+    counted = msgspec.structs.replace(job, max_attempts=result.of)
+    error = _error(counted, "Dead" if result.permanent else "Retry", result.reason)
+    if result.permanent:
+        return dead(kind, job, "permanent", error)
+    if result.after is None:
+        return dead(kind, job, "exhausted", error)
+    return Ended(0, "retried", after=result.after, error=error)
 
 
 def dead(kind: Kind, job: Job, reason: str, error: dict[str, Any]) -> Ended:

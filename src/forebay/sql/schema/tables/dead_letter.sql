@@ -25,6 +25,8 @@ create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where r
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
 create index dead_letter_holding on forebay.dead_letter (group_id, ordering_key) where holds_key;
 create index dead_letter_by_cause on forebay.dead_letter (cause, died_at);
+-- The limit key of a delivery is the name of its endpoint.
+create index dead_letter_by_endpoint on forebay.dead_letter (limit_key, died_at) where queue = 'forebay.deliver' and redriven_at is null;
 
 -- Lets a claim see, without reading a table, that no dead letter ever held an ordering key.
 create sequence forebay.hold_seq as bigint cache 1;
@@ -50,5 +52,6 @@ create table forebay.dead_deletion (
     reason     text not null,
     error_type text not null,            -- class of the last error; empty: none
     deleted    bigint not null,
-    primary key (died_on, queue, kind, reason, error_type)
+    endpoint   text collate "C" not null default '',  -- of deliveries; empty: no delivery
+    primary key (died_on, queue, kind, reason, error_type, endpoint)
 );

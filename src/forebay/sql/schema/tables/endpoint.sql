@@ -11,6 +11,11 @@ create table forebay.sink_type (
     is_ours  boolean not null              -- of Forebay: only migrations change it
 );
 
+-- Hosts that deliverers may call although they are not public, as the last one that started has recorded.
+create table forebay.endpoint_host (
+    host text collate "C" primary key            -- a network, an address or a name, perhaps with a port
+);
+
 create table forebay.endpoint (
     endpoint_id       bigint generated always as identity primary key,
     name              text collate "C" not null unique,
@@ -24,16 +29,19 @@ create table forebay.endpoint (
     breaker_threshold integer check (breaker_threshold between 1 and 1000),
     breaker_cooldown  integer check (breaker_cooldown between 5 and 3600),  -- seconds
     disable_after     interval,                  -- null: failures never disable it
-    max_waiting       bigint check (max_waiting >= 1),
+    max_waiting       bigint check (max_waiting >= 1),  -- deliveries that wait; null: no bound
     max_age           interval,                  -- of a delivery; null: as the event
     keeps_response    boolean not null default false,  -- the answer is kept as the result of the delivery
     disabled_at       timestamptz,               -- null: enabled
     disabled_why      text,
     created_at        timestamptz not null,
     changed_at        timestamptz not null,
-    version           bigint not null            -- the transaction of the last change, also of the breaker: see endpoint_settings_v1()
+    version           bigint not null,           -- the transaction of the last change, also of the breaker: see endpoint_settings_v1()
+    disable_on_gone   boolean not null default true,  -- an answer that it wants no messages any more disables it
+    when_full         text not null default 'refuse' check (when_full in ('refuse', 'drop'))  -- what becomes of events beyond max_waiting
 );
 create index endpoint_by_version on forebay.endpoint (version);
+create index endpoint_by_bound on forebay.endpoint (max_waiting) where when_full = 'refuse';  -- the lowest one first
 
 comment on table forebay.endpoint is 'Destinations of published events; change them with forebay.alter_endpoint() and its relatives.';
 

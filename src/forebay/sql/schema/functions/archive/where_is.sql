@@ -1,11 +1,12 @@
 -- grant: operator, reader
 
 -- Find jobs by what a person has at hand: an id, a subject, a correlation id, an ordering key, a
--- limit key or a unique key. Newest first, at most `most`, 1 to 100.
+-- limit key, an endpoint or a unique key. Newest first, at most `most`, 1 to 100.
 --
 -- Columns:
 --   found_as  job, subject (its newest runs, of all queues), correlation id, ordering key, limit
---             key or unique key. A number is the id of a job if there is such a job
+--             key, endpoint (its newest deliveries) or unique key. A number is the id of a job if
+--             there is such a job
 --   is_last   the search was complete; false: it has looked at the newest 1,000,000 rows without a
 --             summary
 --
@@ -62,9 +63,10 @@ $$;
 create function forebay._found_as(p_job_id bigint, p_names text[], p_value text) returns text
 language sql stable
 as $$
-    select replace(n, '_', ' ')
-    from (select to_jsonb(r) as row from forebay._rows_of(p_job_id) r
-          union all select to_jsonb(d) from forebay.deferred d where d.job_id = p_job_id limit 1) j
+    select case when n = 'limit_key' and l.queue = 'forebay.deliver' then 'endpoint' else replace(n, '_', ' ') end
+    from (select to_jsonb(r) as row, r.lane from forebay._rows_of(p_job_id) r
+          union all select to_jsonb(d), d.lane from forebay.deferred d where d.job_id = p_job_id limit 1) j
+    cross join lateral (select i.queue from forebay.lane i where i.lane = j.lane limit 1) l
     cross join unnest(p_names) with ordinality u (n, nr)
     where j.row ->> n = p_value
     order by u.nr limit 1

@@ -1,11 +1,11 @@
--- A filter of jobs, checked: names without values are left out.
+-- A filter of jobs, checked: names without values are left out, and an endpoint is the limit key of its deliveries.
 --
 -- Errors: JQ001 an unknown name, a value of the wrong type, or nothing that restricts it.
 create function forebay._checked_filter(p_filter jsonb) returns jsonb
 language plpgsql stable
 as $$
 declare
-    v_texts  constant text[] := array['queue', 'kind', 'tag', 'state', 'ordering_key', 'limit_key', 'unique_key', 'correlation_id', 'subject'];
+    v_texts  constant text[] := array['queue', 'kind', 'tag', 'state', 'ordering_key', 'limit_key', 'unique_key', 'correlation_id', 'subject', 'endpoint'];
     v_states constant text[] := array['scheduled', 'ready', 'claimed', 'running', 'retrying'];
     v_given  jsonb;
     v_name   text;
@@ -33,6 +33,13 @@ begin
     elsif v_given - 'all' = '{}' and v_given -> 'all' is distinct from 'true' then
         raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter is empty and would take every job',
             hint = 'Nothing was changed. Name a queue, kind or tag, or say all: true.';
+    end if;
+    if v_given ? 'endpoint' then
+        if v_given ?| '{queue,limit_key}' then
+            raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter has endpoint with a queue or a limit key',
+                hint = 'Nothing was changed. The deliveries of an endpoint are of one queue, and have its name as their limit key.';
+        end if;
+        v_given := v_given - 'endpoint' || jsonb_build_object('queue', 'forebay.deliver', 'limit_key', v_given ->> 'endpoint');
     end if;
     return v_given - 'all';
 end

@@ -16,7 +16,8 @@ create function forebay.alter_endpoint(
     name text, sink text default null, config jsonb default null, retry jsonb default null, rate double precision default null,
     burst integer default null, concurrency integer default null, breaker_threshold integer default null,
     breaker_cooldown integer default null, disable_after interval default null, max_waiting bigint default null,
-    max_age interval default null, keeps_response boolean default null, remove text[] default '{}')
+    max_age interval default null, keeps_response boolean default null, remove text[] default '{}',
+    disable_on_gone boolean default null, when_full text default null)
 returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -50,9 +51,11 @@ begin
     v_new.breaker_threshold := coalesce(alter_endpoint.breaker_threshold, case when 'breaker_threshold' <> all (v_remove) then v_before.breaker_threshold end);
     v_new.breaker_cooldown := coalesce(alter_endpoint.breaker_cooldown, case when 'breaker_cooldown' <> all (v_remove) then v_before.breaker_cooldown end);
     v_new.disable_after := coalesce(alter_endpoint.disable_after, case when 'disable_after' <> all (v_remove) then v_before.disable_after end);
-    v_new.max_waiting := coalesce(alter_endpoint.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end);
+    v_new.max_waiting := nullif(coalesce(alter_endpoint.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end), 0);
     v_new.max_age := coalesce(alter_endpoint.max_age, case when 'max_age' <> all (v_remove) then v_before.max_age end);
     v_new.keeps_response := coalesce(alter_endpoint.keeps_response, v_before.keeps_response);
+    v_new.when_full := coalesce(alter_endpoint.when_full, v_before.when_full);
+    v_new.disable_on_gone := coalesce(alter_endpoint.disable_on_gone, v_before.disable_on_gone);
     perform forebay._check_endpoint(v_new);
     if v_new is not distinct from v_before then
         return false;
@@ -65,8 +68,12 @@ begin
     set sink = v_new.sink, config = v_new.config, retired_secrets = v_new.retired_secrets, retry = v_new.retry, rate = v_new.rate,
         burst = v_new.burst, concurrency = v_new.concurrency, breaker_threshold = v_new.breaker_threshold,
         breaker_cooldown = v_new.breaker_cooldown, disable_after = v_new.disable_after, max_waiting = v_new.max_waiting,
-        max_age = v_new.max_age, keeps_response = v_new.keeps_response, changed_at = forebay._now()
+        max_age = v_new.max_age, keeps_response = v_new.keeps_response, disable_on_gone = v_new.disable_on_gone, when_full = v_new.when_full,
+        changed_at = forebay._now()
     where e.endpoint_id = v_new.endpoint_id;
+    if v_new.when_full = 'refuse' or v_new.max_waiting is null then
+        update forebay.endpoint_state s set is_overfull = false where s.endpoint_id = v_new.endpoint_id and s.is_overfull;
+    end if;
     perform forebay._renew_endpoint(v_new.endpoint_id);
     perform forebay._set_key_limits('forebay.deliver', v_new.name, v_new.rate, v_new.burst, v_holds.concurrency);
     if v_holds.breaker_cooldown <> v_held.breaker_cooldown then

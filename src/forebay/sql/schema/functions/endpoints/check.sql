@@ -5,26 +5,51 @@ create function forebay._check_endpoint(e forebay.endpoint) returns void
 language plpgsql stable
 as $$
 declare
-    v_type    forebay.sink_type;
     v_problem record;
-    v_hint    text;
+begin
+    select * into v_problem from forebay._endpoint_problems(e) p limit 1;
+    if found then
+        raise exception using errcode = 'JQ001', column = v_problem.field, message = v_problem.problem, hint = v_problem.hint;
+    end if;
+end
+$$;
+
+
+-- What is wrong with the settings of an endpoint, in the order of the parameters.
+create function forebay._endpoint_problems(e forebay.endpoint) returns table (field text, problem text, hint text)
+language plpgsql stable
+-- planner: indexed
+as $$
+declare
+    v_type forebay.sink_type;
 begin
     select * into v_type from forebay.sink_type t where t.name = e.sink;
-    select * into v_problem from (
+    return query
+    select p.field, p.text, coalesce(p.hint, case p.field
+        when 'sink' then format('Types: %s. Those of other packages are known once a process with the package has recorded them.',
+                                (select string_agg(t.name, ', ' order by t.name) from forebay.sink_type t))
+        when 'config' then case when v_type.name is not null then format('Settings of %s that an endpoint can have: %s. The setting endpoint_settings of the deliverers gives others.',
+                                                                      v_type.name, array_to_string(v_type.settings, ', ')) end
+        when 'retry' then forebay._retry_hint() end,
+        'Nothing was changed. See the function forebay.create_endpoint in the reference.')
+    from (
         select 1 as place, 'name' as field, format('name %s of an endpoint must have 1 to 100 characters: letters, digits and _ . - only',
-                                                   coalesce(quote_literal(left(e.name, 40)), 'null')) as text
+                                                   coalesce(quote_literal(left(e.name, 40)), 'null')) as text, null as hint
         where (e.name ~ '^[A-Za-z0-9_.-]{1,100}$') is not true
         union all
-        select 2, 'sink', format('sink %s is an unknown type', coalesce(quote_literal(left(e.sink, 40)), 'null')) where v_type.name is null
+        select 2, 'sink', format('sink %s is an unknown type', coalesce(quote_literal(left(e.sink, 40)), 'null')), null where v_type.name is null
         union all
-        select 3, 'config', format('config is %s, not a JSON object', coalesce(jsonb_typeof(e.config), 'null'))
+        select 3, 'config', format('config is %s, not a JSON object', coalesce(jsonb_typeof(e.config), 'null')), null
         where jsonb_typeof(e.config) is distinct from 'object'
         union all
-        select 4, 'config', p from forebay._config_problem(e.config, v_type) p where p is not null
+        select 4, 'config', p, null from forebay._config_problem(e.config, v_type) p where p is not null
         union all
-        select 5, 'retry', p from forebay._retry_problem(e.retry) p where e.retry is not null and p is not null
+        select 5, h.field, h.problem, h.hint from forebay._http_problems(e.config) h
+        where v_type.name = 'http' and jsonb_typeof(e.config) = 'object' and octet_length(e.config::text) <= 65536
         union all
-        select 6, r.field, format('%s %s is outside %s', r.field, r.value, r.range)
+        select 6, 'retry', p, null from forebay._retry_problem(e.retry) p where e.retry is not null and p is not null
+        union all
+        select 7, r.field, format('%s %s is outside %s', r.field, r.value, r.range), null
         from (values ('rate', e.rate::numeric, '0.000001 to 1000000 per second', e.rate between 0.000001 and 1000000),
                      ('burst', e.burst, '1 to 1000000', e.burst between 1 and 1000000),
                      ('concurrency', e.concurrency, '1 to 1000000', e.concurrency between 1 and 1000000),
@@ -33,28 +58,23 @@ begin
                      ('max_waiting', e.max_waiting, '1 to 10^12', e.max_waiting between 1 and 1000000000000)) r (field, value, range, is_within)
         where not r.is_within
         union all
-        select 7, 'burst', format('burst %s without a rate', e.burst) where e.burst is not null and e.rate is null
+        select 7, 'when_full', format('when_full %s is neither refuse nor drop', coalesce(quote_literal(left(e.when_full, 40)), 'null')), null
+        where (e.when_full in ('refuse', 'drop')) is not true
         union all
-        select 8, r.field, format('%s %s is outside %s', r.field, r.value, r.range)
+        select 8, 'burst', format('burst %s without a rate', e.burst), null where e.burst is not null and e.rate is null
+        union all
+        select 9, r.field, format('%s %s is outside %s', r.field, r.value, r.range), null
         from (values ('disable_after', e.disable_after, '12 hours to 365 days', e.disable_after between interval '12 hours' and interval '365 days'),
                      ('max_age', e.max_age, '1 second to 10 years', e.max_age between interval '1 second' and interval '10 years'))
              r (field, value, range, is_within)
         where not r.is_within
         union all
-        select 9, r.field, format('%s is null', r.field)
-        from (values ('keeps_response', e.keeps_response is null)) r (field, is_null)
+        select 10, r.field, format('%s is null', r.field), null
+        from (values ('concurrency', e.concurrency is null), ('breaker_threshold', e.breaker_threshold is null),
+                     ('breaker_cooldown', e.breaker_cooldown is null), ('keeps_response', e.keeps_response is null),
+                     ('disable_on_gone', e.disable_on_gone is null)) r (field, is_null)
         where r.is_null) p
-    order by p.place limit 1;
-    if v_problem.text is not null then
-        v_hint := case v_problem.field
-            when 'sink' then format('Types: %s. Those of other packages are known once a process with the package has recorded them.',
-                                    (select string_agg(t.name, ', ' order by t.name) from forebay.sink_type t))
-            when 'config' then case when v_type.name is not null then format('Settings of %s that an endpoint can have: %s. The setting endpoint_settings of the deliverers gives others.',
-                                                                          v_type.name, array_to_string(v_type.settings, ', ')) end
-            when 'retry' then forebay._retry_hint() end;
-        raise exception using errcode = 'JQ001', column = v_problem.field, message = v_problem.text,
-            hint = coalesce(v_hint, 'Nothing was changed. See the function forebay.create_endpoint in the reference.');
-    end if;
+    order by p.place, p.field collate "C";
 end
 $$;
 

@@ -12,7 +12,7 @@
 --   waiting, waiting_since  deliveries that wait, without those that wait for a retry and those
 --                           that no deliverer has met yet; since when the first of them waits
 --   is_overfull             events are dropped, since `max_waiting` deliveries wait
---   accepted_per_second, failed_per_second, rejected_per_second
+--   accepted_per_second, failed_per_second, rejected_per_second, dropped_per_second
 --                           of the last two minutes
 --   p99_seconds             of 99 % of the messages accepted in the last two minutes, the longest
 --                           time since their publication, rounded up to a power of two in
@@ -31,7 +31,8 @@ returns table (name text, endpoint_id bigint, sink text, config jsonb, retry jso
                failures integer, opened_at timestamptz, next_probe_at timestamptz, failing_since timestamptz, paused_until timestamptz,
                waiting bigint, waiting_since timestamptz, is_overfull boolean, accepted_per_second double precision,
                failed_per_second double precision, rejected_per_second double precision, p99_seconds double precision,
-               last_success_at timestamptz, last_failure_at timestamptz, last_error text, inherits text[])
+               last_success_at timestamptz, last_failure_at timestamptz, last_error text, disable_on_gone boolean,
+               when_full text, dropped_per_second double precision, inherits text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -48,7 +49,7 @@ begin
            case when e.disabled_at is null then p.until end,
            w.waiting, w.since, s.is_overfull, a.accepted / 120.0::double precision, a.failed / 120.0::double precision,
            a.rejected / 120.0::double precision, h.p99, s.last_success_at, s.last_failure_at, s.last_error,
-           forebay._inherited(own)
+           e.disable_on_gone, e.when_full, a.dropped / 120.0::double precision, forebay._inherited(own)
     from forebay.endpoint own
     cross join lateral forebay._with_defaults(own) e
     join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
@@ -57,7 +58,8 @@ begin
     left join lateral (select coalesce(k.resume_at, 'infinity') as until from forebay.key_pause k
                        where k.queue = 'forebay.deliver' and k.sort = 'limit' and k.key = e.name and coalesce(k.resume_at > v_at, true)
                          and coalesce(k.begins_at <= v_at, true)) p on true
-    cross join lateral (select coalesce(sum(i.accepted), 0) as accepted, coalesce(sum(i.failed), 0) as failed, coalesce(sum(i.rejected), 0) as rejected
+    cross join lateral (select coalesce(sum(i.accepted), 0) as accepted, coalesce(sum(i.failed), 0) as failed, coalesce(sum(i.rejected), 0) as rejected,
+                               coalesce(sum(i.dropped), 0) as dropped
                         from forebay.endpoint_activity i
                         where i.endpoint_id = e.endpoint_id and i.at > v_at - interval '2 minutes') a
     cross join lateral (select min(c.bound) as p99

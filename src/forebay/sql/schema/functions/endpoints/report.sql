@@ -17,7 +17,8 @@
 --   answered       whether the endpoint answered at all
 --   error          of the last call that failed; null: none
 --   pause_seconds  the endpoint asked for a pause, at most an hour is granted; null: it did not
---   gone           the endpoint wants no messages any more: it is disabled
+--   gone           the endpoint wants no messages any more: it is disabled, unless it has
+--                  `disable_on_gone` false
 --
 -- Errors: JQ001 no array.
 -- Transaction: any; meant to be autocommitted.
@@ -125,7 +126,7 @@ begin
     end if;
 
     v_why := case when e.disabled_at is not null then null
-                  when r.gone then coalesce('gone: ' || left(r.error, 900), 'gone')
+                  when r.gone and e.disable_on_gone then coalesce('gone: ' || left(r.error, 900), 'gone')
                   when v_percent = 100 then format('no success since %s', n.failing_since) end;
     if n.failing_percent > s.failing_percent then
         perform forebay._publish_failing(e, n, r.error);

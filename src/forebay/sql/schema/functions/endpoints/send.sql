@@ -4,14 +4,14 @@
 --
 -- Parameters:
 --   endpoint      the name of an enabled endpoint
---   payload       a JSON object, the body of the message
+--   payload       any JSON value, the body of the message
 --   kind          for the receiver: letters, digits and `_ . : -`
 --   expires_at    as of forebay.enqueue(), as the others; the endpoint's `max_age`, if it has one,
 --                 bounds it
 --   ordering_key  messages of the endpoint with the same key are sent one at a time, in order
 --
--- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled. After an error
---   nothing is written.
+-- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled, 53400 as many
+--   deliveries wait for it as its `max_waiting` allows. After an error nothing is written.
 -- Transaction: the caller's. The message is sent if, and only if, it commits.
 -- Locks: as forebay.enqueue().
 create function forebay.send(
@@ -25,26 +25,54 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    v_endpoint constant forebay.endpoint := forebay._open_endpoint(send.endpoint);
+begin
+    if send.payload is null then
+        raise exception using errcode = 'JQ001', column = 'payload', message = 'payload is null',
+            hint = $h$Nothing was sent. The value null of JSON is 'null'::jsonb.$h$;
+    end if;
+    perform forebay._require_below_bound(v_endpoint, 1);
+    return forebay.enqueue(
+        send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
+        send.delay, send.run_at,
+        forebay._delivery_end(send.expires_at, send.run_at, send.delay, v_endpoint.max_age),
+        unique_as => send.unique_as, ordering_key => forebay._delivery_key(v_endpoint.name, send.ordering_key), limit_key => v_endpoint.name,
+        {options passed of send but max_attempts, limit_key, ordering_key});
+end
+$$;
+
+
+-- The endpoint of a name, if messages can be sent to it.
+--
+-- Errors: JQ050, JQ052.
+create function forebay._open_endpoint(p_name text) returns forebay.endpoint
+language plpgsql stable
+-- planner: indexed
+as $$
+declare
     v_endpoint forebay.endpoint;
 begin
-    select e.* into v_endpoint from forebay.endpoint e where e.name = send.endpoint;
+    select e.* into v_endpoint from forebay.endpoint e where e.name = p_name;
     if v_endpoint.endpoint_id is null then
-        perform forebay._raise_no_endpoint(send.endpoint);
+        perform forebay._raise_no_endpoint(p_name);
     elsif v_endpoint.disabled_at is not null then
         raise exception using errcode = 'JQ052', message = format('endpoint %s is disabled', quote_literal(v_endpoint.name)),
             detail = jsonb_build_object('endpoint', v_endpoint.name, 'why', v_endpoint.disabled_why),
             hint = 'Nothing was sent. forebay.enable_endpoint() enables it.';
-    elsif jsonb_typeof(send.payload) is distinct from 'object' then
-        raise exception using errcode = 'JQ001', column = 'payload',
-            message = format('payload must be a JSON object, not %s', coalesce(jsonb_typeof(send.payload), 'null')), hint = 'Nothing was sent.';
     end if;
-    return forebay.enqueue(
-        send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
-        send.delay, send.run_at,
-        least(send.expires_at, coalesce(send.run_at, forebay._now() + coalesce(least(greatest(send.delay, interval '0'), interval '101 years'), interval '0')) + v_endpoint.max_age),
-        unique_as => send.unique_as, ordering_key => forebay._delivery_key(v_endpoint.name, send.ordering_key), limit_key => v_endpoint.name,
-        {options passed of send but max_attempts, limit_key, ordering_key});
+    return v_endpoint;
 end
+$$;
+
+
+-- When a message expires: at the time given, and not later than its endpoint allows after its start; null: neither says. A delay that is
+-- out of range is refused later.
+create function forebay._delivery_end(p_expires_at timestamptz, p_run_at timestamptz, p_delay interval, p_max_age interval) returns timestamptz
+language sql volatile
+as $$
+    select case when p_max_age is null then p_expires_at
+                else least(p_expires_at, coalesce(p_run_at, forebay._now()
+                           + coalesce(least(greatest(p_delay, interval '0'), interval '101 years'), interval '0')) + p_max_age) end
 $$;
 
 

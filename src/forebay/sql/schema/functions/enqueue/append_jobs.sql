@@ -10,6 +10,7 @@ declare
     v_queue    text;
     v_priority integer;
     v_lanes    bigint[];  -- the lanes of that queue and priority, which most jobs have
+    v_limited  record := row(null::text, null::integer, null::bigint);  -- the same for jobs with a limit key: queue, priority and lane
     v_shards   constant jsonb := forebay._shards(array(select distinct u.queue from unnest(p_jobs) u));
 begin
     for v_target in
@@ -18,7 +19,7 @@ begin
         if v_target.is_keyed then
             perform forebay._record_keyed_lane(v_target.queue, v_target.priority, 0);
         elsif v_target.is_limited then
-            perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0);
+            v_limited := row(v_target.queue, v_target.priority, forebay._record_limited_lane(v_target.queue, v_target.priority, 0));
         else
             v_lanes := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
             v_queue := v_target.queue;
@@ -34,6 +35,7 @@ begin
     with written as (
         insert into forebay.log (lane, enqueued_at, expires_at, {job})
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
+                    when u.limit_key is not null and u.queue = v_limited.f1 and u.priority = v_limited.f2 then v_limited.f3
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0)
                     when u.queue = v_queue and u.priority = v_priority then v_lanes[1 + u.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at,
@@ -52,6 +54,7 @@ begin
         insert into forebay.deferred (run_at, lane, enqueued_at, job_id, expires_at, {job})
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
+                    when d.limit_key is not null and d.queue = v_limited.f1 and d.priority = v_limited.f2 then v_limited.f3
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0)
                     when d.queue = v_queue and d.priority = v_priority then v_lanes[1 + d.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),

@@ -68,14 +68,14 @@ $$;
 -- takes a few bytes and a hundred thousand characters.
 --
 -- Errors: JQ001 a number of more than 4300 digits, which Python refuses to read; JQ002 too large, JQ003 too deep.
-create function forebay._check_args(p_args jsonb, p_index bigint) returns void
+create function forebay._check_args(p_args jsonb, p_index bigint, p_noun text default 'job') returns void
 language plpgsql stable
 as $$
 declare
     v_bytes_max bigint := forebay._setting_value('args_bytes_max');
     v_depth_max bigint := forebay._setting_value('args_depth_max');
     v_bytes     bigint := octet_length(p_args::text);
-    v_where     text := case when p_index is null then '' else format('job %s: ', p_index) end;
+    v_where     text := case when p_index is null then '' else format('%s %s: ', p_noun, p_index) end;
 begin
     if v_bytes > v_bytes_max then
         raise exception using

@@ -1,9 +1,10 @@
 -- grant: producer, worker
 
--- Refuse the first invalid job of a bulk enqueue by its index. Valid jobs without options, except an ordering key, pass one expression.
+-- Refuse the first invalid job of a bulk enqueue by its index. Valid jobs without options, except keys, pass one expression. p_noun: what
+-- the caller calls a job.
 --
 -- Errors: JQ001, JQ002, JQ003.
-create function forebay._check_jobs(p_jobs forebay._job_input[]) returns void
+create function forebay._check_jobs(p_jobs forebay._job_input[], p_noun text default 'job') returns void
 language plpgsql stable
 as $$
 declare
@@ -18,8 +19,9 @@ begin
                and jsonb_typeof(u.args) = 'object'
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
-               and num_nonnulls(u.delay, u.run_at, u.expires_at, {options of u but ordering_key}) = 0
+               and num_nonnulls(u.delay, u.run_at, u.expires_at, {options of u but ordering_key, limit_key}) = 0
                and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ E'[\x01-\x1f\x7f]')
+               and (u.limit_key is null or length(u.limit_key) between 1 and 200 and u.limit_key !~ E'[\x01-\x1f\x7f]')
               ) is not true
         order by u.ordinality
     loop
@@ -30,22 +32,22 @@ begin
         end if;
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
-                message = format('job %s: %s', v_odd.ordinality - 1, v_problem),
+                message = format('%s %s: %s', p_noun, v_odd.ordinality - 1, v_problem),
                 detail = jsonb_build_object('index', v_odd.ordinality - 1),
-                hint = 'Nothing was enqueued: a bulk call is all or none.';
+                hint = format('Nothing was %s: a bulk call is all or none.', case p_noun when 'job' then 'enqueued' else 'written' end);
         end if;
         if pg_column_size(v_odd.args) > 500 or octet_length(v_odd.args::text) > 500 then
-            perform forebay._check_args(v_odd.args, v_odd.ordinality - 1);
+            perform forebay._check_args(v_odd.args, v_odd.ordinality - 1, p_noun);
         end if;
     end loop;
 end
 $$;
 
 
--- Enqueue jobs from JSON; returns their ids in input order, and which are new: null if all are.
+-- Enqueue jobs from JSON; returns their ids in input order, and which are new: null if all are. p_noun: what the caller calls a job.
 --
 -- Parameters and errors: as forebay.enqueue_many.
-create function forebay._enqueue_json(p_jobs jsonb, out ids bigint[], out news boolean[])
+create function forebay._enqueue_json(p_jobs jsonb, p_noun text default 'job', out ids bigint[], out news boolean[])
 language plpgsql volatile
 as $$
 declare
@@ -92,10 +94,10 @@ begin
         ids := '{}';
         return;
     end if;
-    perform forebay._check_jobs(v_jobs);
+    perform forebay._check_jobs(v_jobs, p_noun);
     if p_jobs @? '$[*].unique_as ? (@ != null)' then
         select m.ids, m.news into ids, news from forebay._enqueue_mixed(v_jobs, array(
-            select nullif(nullif(e.value -> 'unique_as', 'null'), '"none"') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality)) m;
+            select nullif(nullif(e.value -> 'unique_as', 'null'), '"none"') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality), p_noun) m;
         return;
     end if;
     ids := forebay._enqueue_jobs(v_jobs);

@@ -71,7 +71,8 @@ $$;
 --   attempt               the attempt that runs, or runs next, from 1; of a job that has ended, the
 --                         last that ran, 0 if none did
 --   max_attempts          the job's own number, else what the worker reported when an attempt
---                         failed; null while neither is known
+--                         failed; of a delivery that lives, that of its endpoint; null while none
+--                         is known
 --   dead_id, redriven_as  the job's dead letter, and the job that was made from it
 --   redriven_from, redriven_from_dead_id
 --                         of a job that a redrive made: the job that died, and its dead letter
@@ -151,7 +152,8 @@ begin
                 state := 'cancelled';
                 attempt := attempt - 1;
             end if;
-            max_attempts := coalesce(max_attempts, forebay._queue_attempts(v_group.queue), forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
+            max_attempts := coalesce(max_attempts, forebay._queue_attempts(v_group.queue), forebay._delivery_tries(v_group.queue, limit_key),
+                                     forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
             return next;
             continue;
         end if;
@@ -161,7 +163,8 @@ begin
         priority := v_row.lane_priority;
         select {job of v_row} into {job};
         attempt := coalesce(v_row.attempt, 0) + 1; enqueued_at := v_row.enqueued_at;
-        max_attempts := coalesce(max_attempts, forebay._attempts_known(v_id, v_group.group_id, v_row.enqueued_at));
+        max_attempts := coalesce(max_attempts, case when dead_id is null then forebay._delivery_tries(v_group.queue, limit_key) end,
+                                 forebay._attempts_known(v_id, v_group.group_id, v_row.enqueued_at));
         expires_at := coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days');
 
         select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur

@@ -103,15 +103,16 @@ begin
     with gone as (
         delete from forebay.dead_letter d
         where d.dead_id = any (v_ids)
-        returning d.queue, d.kind, d.reason, d.died_at, d.errors),
+        returning d.queue, d.kind, d.reason, d.died_at, d.errors, d.limit_key),
     sorts as (
         select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,
-               coalesce(left(g.errors -> -1 ->> 'type', 200), '') as error_type, count(*) as deleted
-        from gone g group by 1, 2, 3, 4, 5),
+               coalesce(left(g.errors -> -1 ->> 'type', 200), '') as error_type,
+               case when g.queue = 'forebay.deliver' then coalesce(g.limit_key, '') else '' end as endpoint, count(*) as deleted
+        from gone g group by 1, 2, 3, 4, 5, 6),
     counted as (
-        insert into forebay.dead_deletion as c (died_on, queue, kind, reason, error_type, deleted)
-        select s.died_on, s.queue, s.kind, s.reason, s.error_type, s.deleted from sorts s
-        order by 1, 2, 3, 4, 5
+        insert into forebay.dead_deletion as c (died_on, queue, kind, reason, error_type, endpoint, deleted)
+        select s.died_on, s.queue, s.kind, s.reason, s.error_type, s.endpoint, s.deleted from sorts s
+        order by 1, 2, 3, 4, 5, 6
         on conflict on constraint dead_deletion_pkey do update set deleted = c.deleted + excluded.deleted)
     select coalesce(sum(s.deleted), 0) into v_count from sorts s;
     return v_count;

@@ -11,6 +11,7 @@
 --   most                     the maximum number of dead letters
 --   job_id                   only those of this job
 --   cause                    only those of this cause, from forebay.dead_groups()
+--   endpoint                 only deliveries to this endpoint
 --   to_group                 for this group of their queues, not for the one in which they died
 --   token                    from forebay.plan_redrive(): only those. Newer ones are left
 --   step                     the maximum number in this call. With a token: call again until fewer
@@ -27,14 +28,15 @@ create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
     most integer default null, job_id bigint default null,
-    cause text default null, to_group text default null, token text default null, step integer default null)
+    cause text default null, to_group text default null, token text default null, step integer default null,
+    endpoint text default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
 as $$
 declare
-    v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group);
+    v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group, endpoint);
     v_seen   constant text[] := regexp_match(token, '^\d{1,18}-((\d{1,18})-(\d{1,18}))-');
     v_found  record;
     v_id     bigint;
@@ -74,13 +76,13 @@ create function forebay.plan_redrive(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
     most integer default null, job_id bigint default null,
-    cause text default null, to_group text default null, out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+    cause text default null, to_group text default null, endpoint text default null, out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
 as $$
 declare
-    v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group);
+    v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group, endpoint);
     v_last   constant bigint := coalesce((select max(d.dead_id) from forebay.dead_letter d), 0);
     v_at     constant bigint := extract(epoch from forebay._now()) * 1e6;
     v_digest numeric;
@@ -94,13 +96,14 @@ $$;
 -- The conditions of dead letters, and to which group they go, without nulls.
 create function forebay._dead_filter(
     queue text, kind text, reason text, tag text, group_name text, died_after timestamptz, died_before timestamptz, most integer, job_id bigint,
-    cause text, to_group text)
+    cause text, to_group text, endpoint text)
 returns jsonb
 language sql stable
 as $$
     select jsonb_strip_nulls(jsonb_build_object(
         'queue', queue, 'kind', kind, 'reason', reason, 'tag', tag, 'group_name', group_name, 'died_after', died_after, 'died_before', died_before,
-        'most', case when forebay._require('most', coalesce(most, 1) >= 0, most::text, '0 or more') then most end, 'job_id', job_id, 'cause', cause, 'to_group', to_group))
+        'most', case when forebay._require('most', coalesce(most, 1) >= 0, most::text, '0 or more') then most end, 'job_id', job_id, 'cause', cause, 'to_group', to_group,
+        'endpoint', endpoint))
 $$;
 
 
@@ -122,6 +125,7 @@ as $$
             and (p_filter ->> 'tag' is null or d.tag = p_filter ->> 'tag')
             and (p_filter ->> 'group_name' is null or g.name = p_filter ->> 'group_name')
             and (p_filter ->> 'cause' is null or d.cause = p_filter ->> 'cause')
+            and (p_filter ->> 'endpoint' is null or d.queue = 'forebay.deliver' and d.limit_key = p_filter ->> 'endpoint')
             and (p_filter ->> 'job_id' is null or d.job_id = (p_filter ->> 'job_id')::bigint)
             and (p_filter ->> 'died_after' is null or d.died_at >= (p_filter ->> 'died_after')::timestamptz)
             and (p_filter ->> 'died_before' is null or d.died_at < (p_filter ->> 'died_before')::timestamptz)

@@ -6,7 +6,7 @@
 --
 -- Parameters:
 --   event_type    see forebay.create_event_type()
---   payload       a JSON object
+--   payload       any JSON value
 --   ordering_key  events with the same key are sent to each endpoint in their order
 --
 -- The other options are those of forebay.enqueue().
@@ -16,37 +16,40 @@
 --   subscriptions  how many subscriptions of enabled endpoints the type has, before filters,
 --                  counted up to 100; with 0 nothing will be delivered, unless a subscription is
 --                  made later that begins earlier
+--   dropping       of how many of these endpoints events are dropped now, since they are full and
+--                  have `when_full` drop: forebay.replay_endpoint() can deliver them later
 --
--- Errors: JQ001 the event type does not exist, the payload is not an object, or an option is
---   refused; others as forebay.enqueue().
+-- Errors: JQ001 the event type does not exist, the payload is null, or an option is refused; 53400 as
+--   many deliveries wait for a subscriber as its `max_waiting` allows, and it has `when_full` refuse;
+--   others as forebay.enqueue(). After an error nothing is written.
 -- Locks: as forebay.enqueue().
 --
 -- Inside: Invariant "a publish is one row".
--- pages: 150 + 8 a subscription
+-- pages: 250 + 10 a subscription
 create function forebay.publish(
     event_type text, payload jsonb default '{}', priority integer default 100, delay interval default null,
     run_at timestamptz default null, expires_at timestamptz default null, {options parameters but max_attempts, limit_key},
     unique_as jsonb default null,
-    out event_id bigint, out subscriptions integer)
+    out event_id bigint, out subscriptions integer, out dropping integer)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
 begin
     perform forebay._require_event_types(array[publish.event_type]);
-    if jsonb_typeof(publish.payload) is distinct from 'object' then
-        raise exception using errcode = 'JQ001', column = 'payload',
-            message = format('payload must be a JSON object, not %s', coalesce(jsonb_typeof(publish.payload), 'null')),
-            hint = 'Nothing was published.';
+    if publish.payload is null then
+        raise exception using errcode = 'JQ001', column = 'payload', message = 'payload is null',
+            hint = $h$Nothing was published. The value null of JSON is 'null'::jsonb.$h$;
     end if;
+    perform forebay._require_below_bounds(array[publish.event_type], array[publish.payload]);
     event_id := forebay.enqueue(
-        kind => publish.event_type, args => publish.payload, queue => 'forebay.publish', priority => publish.priority, delay => publish.delay,
+        kind => publish.event_type, args => forebay._event_args(publish.payload), queue => 'forebay.publish', priority => publish.priority, delay => publish.delay,
         run_at => publish.run_at, expires_at => publish.expires_at, unique_as => publish.unique_as,
         {options passed of publish but max_attempts, limit_key});
-    subscriptions := (
-        select count(*) from (
-            select from forebay.subscription s join forebay.endpoint e using (endpoint_id)
-            where s.event_type = publish.event_type and e.disabled_at is null limit 100) n);
+    select count(*), count(*) filter (where n.is_overfull) into subscriptions, dropping
+    from (select t.is_overfull
+          from forebay.subscription s join forebay.endpoint e using (endpoint_id) left join forebay.endpoint_state t using (endpoint_id)
+          where s.event_type = publish.event_type and e.disabled_at is null limit 100) n;
 end
 $$;
 
@@ -56,7 +59,7 @@ $$;
 -- optional.
 --
 -- Errors: as forebay.publish; the message has the index of the event, from 0.
--- pages: 80 + 8 an event
+-- pages: 200 + 8 an event
 create function forebay.publish_many(events jsonb) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -74,14 +77,11 @@ begin
     select e.nr - 1 as index, case
         when jsonb_typeof(e.value) <> 'object' then format('must be a JSON object, not %s', jsonb_typeof(e.value))
         when (e.value - v_keys) <> '{}' then format('unknown option %s', (select k from jsonb_object_keys(e.value - v_keys) k limit 1))
-        when jsonb_typeof(e.value -> 'event_type') is distinct from 'string' then 'has no event_type'
-        when jsonb_typeof(coalesce(e.value -> 'payload', '{}')) <> 'object'
-            then format('payload must be a JSON object, not %s', jsonb_typeof(e.value -> 'payload')) end as problem
+        when jsonb_typeof(e.value -> 'event_type') is distinct from 'string' then 'has no event_type' end as problem
     into v_bad
     from jsonb_array_elements(publish_many.events) with ordinality e (value, nr)
     where case when jsonb_typeof(e.value) = 'object'
                then (e.value - v_keys) <> '{}' or jsonb_typeof(e.value -> 'event_type') is distinct from 'string'
-                    or jsonb_typeof(coalesce(e.value -> 'payload', '{}')) <> 'object'
                else true end
     order by e.nr limit 1;
     if found then
@@ -91,12 +91,31 @@ begin
     end if;
     perform forebay._require_event_types(array(
         select distinct e.value ->> 'event_type' from jsonb_array_elements(publish_many.events) e));
+    perform forebay._require_below_bounds(array_agg(e.value ->> 'event_type' order by e.nr), array_agg(coalesce(e.value -> 'payload', '{}') order by e.nr))
+    from jsonb_array_elements(publish_many.events) with ordinality e (value, nr) having count(*) > 0;
     return (forebay._enqueue_json((
         select coalesce(jsonb_agg((e.value - 'event_type' - 'payload') || jsonb_build_object(
-                   'kind', e.value -> 'event_type', 'args', coalesce(e.value -> 'payload', '{}'), 'queue', 'forebay.publish') order by e.nr), '[]')
-        from jsonb_array_elements(publish_many.events) with ordinality e (value, nr)))).ids;
+                   'kind', e.value -> 'event_type', 'args', forebay._event_args(coalesce(e.value -> 'payload', '{}')),
+                   'queue', 'forebay.publish') order by e.nr), '[]')
+        from jsonb_array_elements(publish_many.events) with ordinality e (value, nr)), 'event')).ids;
 end
 $$;
+
+
+-- The arguments of the job that publishes an event: its payload. One that is no object is a member of them, and so is one that has that
+-- member itself.
+create function forebay._event_args(p_payload jsonb) returns jsonb
+language sql immutable
+as $$
+    select case when jsonb_typeof(p_payload) = 'object' and not p_payload ? 'forebay.payload' then p_payload
+                else jsonb_build_object('forebay.payload', p_payload) end
+$$;
+
+
+-- The payload of an event, from those arguments.
+create function forebay._event_payload(p_args jsonb) returns jsonb
+language sql immutable
+as $$ select case when p_args ? 'forebay.payload' then p_args -> 'forebay.payload' else p_args end $$;
 
 
 -- Errors: JQ001 when one of the event types does not exist.

@@ -37,7 +37,7 @@ begin
     -- A later statement than the lock: it sees the subscriptions that were activated.
     with event as materialized (
         select row_number() over (order by r.xid, r.seq) as nr, coalesce(r.job_id, r.seq) as event_id, r.enqueued_at as published_at, r.xid,
-               r.kind as event_type, r.args as payload, l.priority, {options of r but max_attempts, limit_key},
+               r.kind as event_type, forebay._event_payload(r.args) as payload, l.priority, {options of r but max_attempts, limit_key},
                coalesce(r.expires_at, r.enqueued_at + interval '30 days') as expires_at
         from unnest(v_rows) r
         join forebay.event_type t on t.name = r.kind
@@ -50,7 +50,7 @@ begin
             from (select i.* from forebay.subscription i where i.event_type = e.event_type and i.filter_member is null
                   union all
                   select i.*
-                  from jsonb_each(e.payload) m
+                  from jsonb_each(case when jsonb_typeof(e.payload) = 'object' then e.payload end) m
                   cross join lateral (select * from forebay.subscription i
                                       where i.event_type = e.event_type and i.filter_member = m.key and i.filter_value = m.value offset 0) i
                   where jsonb_typeof(m.value) in ('string', 'number', 'boolean', 'null')) s
@@ -142,7 +142,7 @@ end
 $$;
 
 
--- Write deliveries, in their order; returns how many. Those beyond max_waiting of their endpoint are dropped and counted.
+-- Write deliveries, in their order; returns how many. Those beyond max_waiting of an endpoint that drops are dropped and counted.
 create function forebay._add_deliveries(p_new forebay._new_delivery[]) returns bigint
 language plpgsql volatile
 -- planner: indexed
@@ -150,7 +150,7 @@ as $$
 declare
     v_now     constant timestamptz := forebay._now();
     v_jobs    forebay._job_input[];
-    v_bounded bigint[];  -- endpoints with a max_waiting
+    v_bounded bigint[];  -- endpoints that drop
     v_dropped bigint[];
     v_one     record;
 begin
@@ -158,12 +158,12 @@ begin
         return 0;
     end if;
     with endpoint as materialized (
-        select e.endpoint_id, e.name, e.max_age, e.max_waiting,
-               case when e.max_waiting is not null then e.max_waiting - (select w.waiting from forebay._endpoint_waiting(e.name) w) end as free
+        select e.endpoint_id, e.name, e.max_age, e.max_waiting is not null and e.when_full = 'drop' as is_bounded,
+               case when e.max_waiting is not null and e.when_full = 'drop' then e.max_waiting - (select w.waiting from forebay._endpoint_waiting(e.name) w) end as free
         from forebay.endpoint e where e.endpoint_id = any (array(select distinct n.endpoint_id from unnest(p_new) n))),
     ranked as materialized (
         select n.*, e.name, e.free, least(n.expires_at, v_now + e.max_age) as ends_at,
-               case when e.max_waiting is not null then row_number() over (partition by n.endpoint_id order by n.nr) end as place
+               case when e.is_bounded then row_number() over (partition by n.endpoint_id order by n.nr) end as place
         from unnest(p_new) n join endpoint e using (endpoint_id)),
     bounded as (
         select r.endpoint_id, count(*) filter (where r.place > r.free) as dropped

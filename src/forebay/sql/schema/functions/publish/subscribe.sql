@@ -6,7 +6,7 @@
 -- published or routed while the subscription is made.
 --
 -- Parameters:
---   filter  an event matches if `payload @> filter`; null: all events
+--   filter  any JSON value; an event matches if `payload @> filter`; null: all events
 --   start   `now`, events whose transaction commits after this call; `beginning`, all events that
 --           are kept; or a time, events published since then
 --
@@ -30,10 +30,9 @@ declare
     v_id          bigint;
 begin
     perform forebay._require_event_types(array[subscribe.event_type]);
-    if v_filter is not null and (jsonb_typeof(v_filter) <> 'object' or octet_length(v_filter::text) > 8192) then
+    if octet_length(v_filter::text) > 8192 then
         raise exception using errcode = 'JQ001', column = 'filter',
-            message = case when jsonb_typeof(v_filter) <> 'object' then format('filter must be a JSON object, not %s', jsonb_typeof(v_filter))
-                           else format('filter takes %s bytes, the limit is 8192', octet_length(v_filter::text)) end,
+            message = format('filter takes %s bytes, the limit is 8192', octet_length(v_filter::text)),
             hint = 'An event matches if its payload contains the filter: payload @> filter.';
     end if;
     if subscribe.start = 'now' then
@@ -50,7 +49,7 @@ begin
         end if;
     end if;
     -- A short scalar member of the filter, by which routers look it up; text tells more events apart than a number, and that more than a boolean.
-    select f.key, f.value into v_member from jsonb_each(v_filter) f
+    select f.key, f.value into v_member from jsonb_each(case when jsonb_typeof(v_filter) = 'object' then v_filter end) f
     where jsonb_typeof(f.value) in ('string', 'number', 'boolean', 'null') and octet_length(f.value::text) <= 500 and length(f.key) <= 200
     order by array_position(array['string', 'number', 'boolean', 'null'], jsonb_typeof(f.value)), f.key limit 1;
 

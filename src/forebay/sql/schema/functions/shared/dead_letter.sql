@@ -63,7 +63,8 @@ begin
         'total', cardinality(p_dead_ids),
         'jobs', (select jsonb_agg(jsonb_build_object(
                             'job_id', d.job_id, 'kind', d.kind, 'queue', d.queue, 'reason', d.reason, 'attempt', d.attempt,
-                            'max_attempts', d.max_attempts, 'tag', d.tag, 'correlation_id', d.correlation_id, 'cause', d.cause)
+                            'max_attempts', d.max_attempts, 'tag', d.tag, 'correlation_id', d.correlation_id, 'cause', d.cause,
+                            'endpoint', case when d.queue = 'forebay.deliver' then d.limit_key end)
                         order by i.nr)
                  from unnest(p_dead_ids[:20]) with ordinality i (dead_id, nr)
                  cross join lateral (select l.* from forebay.dead_letter l where l.dead_id = i.dead_id offset 0) d));

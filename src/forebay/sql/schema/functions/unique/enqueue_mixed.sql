@@ -1,7 +1,7 @@
 -- The jobs of a bulk enqueue that have a unique key, in the order in which keys are taken.
 --
 -- Errors: JQ001 naming the first bad job by its index.
-create function forebay._key_inputs(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns forebay._key_input[]
+create function forebay._key_inputs(p_jobs forebay._job_input[], p_unique_as jsonb[], p_noun text) returns forebay._key_input[]
 language plpgsql volatile
 as $$
 declare
@@ -21,7 +21,7 @@ begin
         order by u.ordinality
     loop
         if v_row.problem is not null then
-            raise exception using errcode = 'JQ001', message = format('job %s: %s', v_row.index, v_row.problem),
+            raise exception using errcode = 'JQ001', message = format('%s %s: %s', p_noun, v_row.index, v_row.problem),
                 detail = jsonb_build_object('index', v_row.index),
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
@@ -60,14 +60,15 @@ $$;
 -- A key that another transaction took first is taken separately. The keys after it, of which none was taken yet, are read
 -- again, at first a few.
 --
+-- p_noun: what the caller calls a job, for errors.
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
-create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[], out ids bigint[], out news boolean[])
+create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[], p_noun text default 'job', out ids bigint[], out news boolean[])
 language plpgsql volatile
 as $$
 declare
     v_ids    bigint[] := array_fill(null::bigint, array[cardinality(p_jobs)]);
     v_news   boolean[] := array_fill(null::boolean, array[cardinality(p_jobs)]);
-    v_items  forebay._key_input[] := forebay._key_inputs(p_jobs, p_unique_as);
+    v_items  forebay._key_input[] := forebay._key_inputs(p_jobs, p_unique_as, p_noun);
     v_first  forebay._key_input[] := array(select i from unnest(v_items) i where i.nr = i.first_nr);
     v_item   forebay._key_input;
     v_taken  forebay._key_taken[] := '{}';
@@ -84,7 +85,7 @@ begin
         if cardinality(v_part) < v_most and cardinality(v_taken) < cardinality(v_first) or v_most = 0 then
             v_item := v_first[cardinality(v_taken) + 1];
             select u.* into v_made from forebay._enqueue_unique(
-                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1)) u;
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('%s %s: ', p_noun, v_item.nr - 1)) u;
             v_taken := v_taken || row(v_made.job_id, false, null, null)::forebay._key_taken;  -- It is written.
             v_news[v_item.nr] := v_made.is_new;
             v_most := least(v_most, 8);
@@ -123,11 +124,11 @@ begin
     for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
         if v_item.code in ('r', 'd') then
             select u.* into v_made from forebay._enqueue_unique(
-                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1)) u;
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('%s %s: ', p_noun, v_item.nr - 1)) u;
             v_ids[v_item.nr] := v_made.job_id;
             v_news[v_item.nr] := v_made.is_new;
         elsif v_item.differs then
-            perform forebay._raise_differs(v_item.word, v_ids[v_item.first_nr], format('job %s: ', v_item.nr - 1));
+            perform forebay._raise_differs(v_item.word, v_ids[v_item.first_nr], format('%s %s: ', p_noun, v_item.nr - 1));
         else
             v_ids[v_item.nr] := v_ids[v_item.first_nr];
             v_news[v_item.nr] := false;

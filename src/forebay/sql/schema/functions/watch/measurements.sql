@@ -259,18 +259,23 @@ as $$
 $$;
 
 
--- Endpoints: what waits, the breaker, and calls of the last two minutes.
+-- Endpoints: what waits, dead letters that were not redriven, up to 10,000 of each, the breaker, and calls of the last two minutes.
 create function forebay._measured_endpoints(p_now timestamptz) returns jsonb
 language sql volatile
 -- planner: indexed
 as $$
     select coalesce(jsonb_agg(jsonb_build_object(
-               'endpoint', e.name, 'waiting', e.waiting, 'breaker', e.breaker, 'opened_at', extract(epoch from e.opened_at),
+               'endpoint', e.name, 'waiting', e.waiting, 'waiting_since', extract(epoch from e.waiting_since),
+               'dead', d.dead, 'breaker', e.breaker, 'opened_at', extract(epoch from e.opened_at),
                'probe_at', extract(epoch from e.next_probe_at),
-               'is_disabled', e.disabled_at is not null, 'is_overfull', e.is_overfull, 'accepted_per_second', e.accepted_per_second,
+               'is_disabled', e.disabled_at is not null, 'is_overfull', e.is_overfull,
+               'is_full', coalesce(e.waiting >= e.max_waiting, false), 'when_full', e.when_full, 'dropped_per_second', e.dropped_per_second, 'accepted_per_second', e.accepted_per_second,
                'failed_per_second', e.failed_per_second, 'rejected_per_second', e.rejected_per_second, 'p99_seconds', e.p99_seconds,
                'error', left(e.last_error, 200)) order by e.name), '[]')
     from forebay.endpoints() e
+    cross join lateral (select count(*) as dead
+                        from (select from forebay.dead_letter i
+                              where i.queue = 'forebay.deliver' and i.limit_key = e.name and i.redriven_at is null limit 10000) i) d
 $$;
 
 

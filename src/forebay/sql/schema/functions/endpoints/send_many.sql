@@ -1,0 +1,180 @@
+-- grant: producer, worker
+
+-- Send a message to one endpoint for each element of `payloads`; returns the ids of the deliveries
+-- in the same order. This is the fastest way to send many. The other parameters are those of
+-- forebay.send() and apply to all messages.
+--
+-- Example:
+--   select forebay.send_many('shop', array_agg(jsonb_build_object('order', n)))
+--   from generate_series(1, 1000) n;
+--
+-- Errors: those of forebay.send(), naming the first bad message by its index, from 0. All messages
+--   are sent, or none.
+-- Transaction: the caller's.
+-- Locks: as forebay.enqueue().
+-- pages: 80 + 8 a message
+create function forebay.send_many(
+    endpoint text, payloads jsonb[], kind text default 'message', priority integer default 100, delay interval default null,
+    run_at timestamptz default null, expires_at timestamptz default null, {options parameters but max_attempts, limit_key})
+returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint constant forebay.endpoint := forebay._open_endpoint(send_many.endpoint);
+    v_first    forebay._job_input;
+    v_problem  text;
+    v_jobs     forebay._job_input[];
+begin
+    if coalesce(cardinality(send_many.payloads), 0) = 0 then
+        return '{}';
+    end if;
+    v_first := (
+        select row('forebay.deliver', send_many.priority, extract(epoch from send_many.delay), send_many.run_at,
+                   forebay._delivery_end(send_many.expires_at, send_many.run_at, send_many.delay, v_endpoint.max_age), {job of o})::forebay._job_input
+        from (select '{}'::jsonb as args, send_many.kind, null::integer as max_attempts, v_endpoint.name as limit_key,
+                     forebay._delivery_key(v_endpoint.name, send_many.ordering_key) as ordering_key,
+                     {options of send_many but max_attempts, limit_key, ordering_key}) o);
+    v_problem := forebay._job_problem(v_first, send_many.delay);
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = 'message 0: ' || v_problem, detail = jsonb_build_object('index', 0),
+            hint = 'Nothing was sent: a bulk call is all or none.';
+    end if;
+    v_jobs := array(
+        select row(v_first.queue, v_first.priority, v_first.delay, v_first.run_at, v_first.expires_at, {job of j})::forebay._job_input
+        from unnest(send_many.payloads) with ordinality p (payload, nr)
+        cross join lateral (select jsonb_build_object('payload', p.payload, 'endpoint', v_endpoint.endpoint_id) as args,
+                                   {job of v_first but args}) j
+        order by p.nr);
+    perform forebay._check_payloads(send_many.payloads, v_endpoint.endpoint_id);
+    perform forebay._require_below_bound(v_endpoint, cardinality(v_jobs));
+    return forebay._enqueue_jobs(v_jobs);
+end
+$$;
+
+
+-- Send messages to endpoints, all or none; returns the ids of the deliveries in input order.
+-- `messages` is a JSON array of objects with the parameters of forebay.send() as keys, `delay` in
+-- seconds; only `endpoint` and `payload` are required. With `unique_as` an id may be that of an
+-- existing delivery.
+--
+-- Example:
+--   select forebay.send_many('[{"endpoint": "shop", "payload": {"order": 1}, "unique_as": {"once": "order 1"}},
+--                              {"endpoint": "mail", "payload": "hello", "delay": 60}]');
+--
+-- Errors: those of forebay.send(), naming the first bad message by its index, from 0.
+-- Transaction: the caller's.
+-- Locks: as forebay.enqueue().
+-- pages: 80 + 10 a message
+create function forebay.send_many(messages jsonb) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+declare
+    v_jobs forebay._job_input[];
+begin
+    perform forebay._check_messages(send_many.messages);
+    begin
+        select array_agg(row('forebay.deliver', coalesce(r.priority, 100), r.delay, r.run_at,
+                             forebay._delivery_end(r.expires_at, r.run_at, make_interval(secs => d.seconds), n.max_age), {job of j})::forebay._job_input
+                         order by r.nr)
+        into v_jobs
+        from (select m.value as message, m.nr, m.queue, m.priority, m.delay, m.run_at, m.expires_at, {job of m but args}
+              from rows from (jsonb_array_elements(send_many.messages), jsonb_populate_recordset(null::forebay._job_input, send_many.messages))
+                   with ordinality m (value, queue, priority, delay, run_at, expires_at, {job}, nr)) r
+        join forebay.endpoint n on n.name = r.message ->> 'endpoint'
+        cross join lateral (select case when r.delay between 0 and 3155760000 then r.delay end as seconds) d
+        cross join lateral (
+            select jsonb_build_object('payload', r.message -> 'payload', 'endpoint', n.endpoint_id) as args, coalesce(r.kind, 'message') as kind,
+                   null::integer as max_attempts, n.name as limit_key, case when r.ordering_key is not null then forebay._delivery_key(n.name, r.ordering_key) end as ordering_key,
+                   {job of r but args, kind, max_attempts, limit_key, ordering_key}) j;
+    exception when data_exception then
+        raise exception using errcode = 'JQ001', column = 'messages', message = format('an option of a message has the wrong type: %s', sqlerrm),
+            hint = 'Nothing was sent: a bulk call is all or none.';
+    end;
+    if v_jobs is null then
+        return '{}';
+    end if;
+    perform forebay._check_jobs(v_jobs, 'message');
+    perform forebay._require_below_bound(n.endpoint, n.more)
+    from (select e as endpoint, count(*) as more from unnest(v_jobs) j join forebay.endpoint e on e.name = j.limit_key group by e.endpoint_id) n;
+    if send_many.messages @? '$[*].unique_as ? (@ != null)' then
+        return (forebay._enqueue_mixed(v_jobs, array(
+            select nullif(nullif(e.value -> 'unique_as', 'null'), '"none"')
+            from jsonb_array_elements(send_many.messages) with ordinality e order by e.ordinality), 'message')).ids;
+    end if;
+    return forebay._enqueue_jobs(v_jobs);
+end
+$$;
+
+
+-- Refuse the first payload that is null, too large or too deep.
+--
+-- Errors: JQ001, JQ002, JQ003.
+create function forebay._check_payloads(p_payloads jsonb[], p_endpoint_id bigint) returns void
+language plpgsql stable
+as $$
+declare
+    v_odd record;
+begin
+    for v_odd in
+        select p.payload, p.nr - 1 as index from unnest(p_payloads) with ordinality p (payload, nr)
+        where (pg_column_size(p.payload) <= 400 and octet_length(p.payload::text) <= 400) is not true
+        order by p.nr
+    loop
+        if v_odd.payload is null then
+            raise exception using errcode = 'JQ001', column = 'payloads', message = format('message %s: payload is null', v_odd.index),
+                detail = jsonb_build_object('index', v_odd.index), hint = $h$Nothing was sent. The value null of JSON is 'null'::jsonb.$h$;
+        end if;
+        perform forebay._check_args(jsonb_build_object('payload', v_odd.payload, 'endpoint', p_endpoint_id), v_odd.index, 'message');
+    end loop;
+end
+$$;
+
+
+-- Refuse the first message that has no form of one, or whose endpoint does not exist or is disabled.
+--
+-- Errors: JQ001, JQ050, JQ052.
+create function forebay._check_messages(p_messages jsonb) returns void
+language plpgsql stable
+as $$
+declare
+    v_keys constant text[] := array['endpoint', 'payload', 'kind', 'priority', 'delay', 'run_at', 'expires_at', {options keys but max_attempts, limit_key}, 'unique_as'];
+    v_bad  record;
+begin
+    if jsonb_typeof(p_messages) is distinct from 'array' then
+        raise exception using errcode = 'JQ001', column = 'messages',
+            message = format('messages must be a JSON array, not %s', coalesce(jsonb_typeof(p_messages), 'null')),
+            hint = 'Pass an array of objects, one for each message.';
+    end if;
+    select e.nr - 1 as index, e.value ->> 'endpoint' as endpoint, n.endpoint_id, n.disabled_at, n.disabled_why, case
+        when jsonb_typeof(e.value) <> 'object' then format('must be a JSON object, not %s', jsonb_typeof(e.value))
+        when (e.value - v_keys) <> '{}' then format('unknown option %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(e.value - v_keys) k limit 1))
+        when jsonb_typeof(e.value -> 'endpoint') is distinct from 'string' then 'has no endpoint'
+        when not e.value ? 'payload' then 'has no payload' end as problem
+    into v_bad
+    from jsonb_array_elements(p_messages) with ordinality e (value, nr)
+    left join forebay.endpoint n on jsonb_typeof(e.value) = 'object' and n.name = e.value ->> 'endpoint'
+    where case when jsonb_typeof(e.value) = 'object'
+               then (e.value - v_keys) <> '{}' or n.endpoint_id is null or n.disabled_at is not null or not e.value ? 'payload'
+               else true end
+    order by e.nr limit 1;
+    if not found then
+        return;
+    elsif v_bad.problem is not null then
+        raise exception using errcode = 'JQ001', column = 'messages', message = format('message %s: %s', v_bad.index, v_bad.problem),
+            detail = jsonb_build_object('index', v_bad.index),
+            hint = 'Nothing was sent. The options are ' || array_to_string(v_keys, ', ') || '.';
+    elsif v_bad.endpoint_id is null then
+        raise exception using errcode = 'JQ050', message = format('message %s: endpoint %s not found', v_bad.index, quote_literal(left(v_bad.endpoint, 100))),
+            detail = jsonb_build_object('endpoint', left(v_bad.endpoint, 100), 'index', v_bad.index),
+            hint = 'Nothing was sent. forebay.endpoints() lists all endpoints.';
+    end if;
+    raise exception using errcode = 'JQ052', message = format('message %s: endpoint %s is disabled', v_bad.index, quote_literal(v_bad.endpoint)),
+        detail = jsonb_build_object('endpoint', v_bad.endpoint, 'why', v_bad.disabled_why, 'index', v_bad.index),
+        hint = 'Nothing was sent. forebay.enable_endpoint() enables it.';
+end
+$$;

@@ -1,0 +1,175 @@
+"""The values of an endpoint are checked where it is saved: each problem names its field and has a
+hint, and nothing is written.
+"""
+
+import ipaddress
+import json
+
+import psycopg
+import pytest
+
+from forebay.client import Client
+from forebay.errors import ConfigError, InvalidJob
+from forebay.sinks import checked_row_sink
+from forebay.sinks._destination import _BLOCKED_V4, _BLOCKED_V6, _METADATA, is_internal
+from tests.support.delivering import create_endpoint
+from tests.support.engine import connect, one
+
+URL = "https://a.example/hook"
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database) as conn:
+        conn.execute("truncate forebay.endpoint_host")
+        yield conn
+
+
+def problems(conn, **config):
+    rows = conn.execute(
+        "select field, problem, hint from forebay.validate_endpoint('x', 'http', %s)",
+        [json.dumps(config)],
+    ).fetchall()
+    assert all(hint for _, _, hint in rows)
+    return {field: problem for field, problem, _ in rows}
+
+
+WRONG = [
+    ("url", {"url": "ftp://foo"}, "has the scheme ftp"),
+    ("url", {"url": "foo"}, "begins with https://"),
+    ("url", {"url": None}, "begins with https://"),
+    ("url", {"url": 7}, "begins with https://"),
+    ("url", {"url": "https://u:p@a.example/"}, "a user or a password"),
+    ("url", {"url": "https://a.example/#x"}, "a fragment"),
+    ("url", {"url": "https://a.example:0/"}, "no host and port"),
+    ("url", {"url": "https://a.example:70000/"}, "no host and port"),
+    ("url", {"url": "https:///x"}, "no host and port"),
+    ("url", {"url": "https://a b/"}, "contains a space"),
+    ("url", {"url": "https://a.example/\u00e4"}, "other characters than ASCII"),
+    ("url", {"url": "https://127.1/"}, "read in different ways"),
+    ("url", {"url": "https://0x7f000001/"}, "read in different ways"),
+    ("source", {"cloudevents": "binary"}, "is missing"),
+    ("source", {"source": "/x"}, "no meaning without cloudevents"),
+    ("cloudevents", {"cloudevents": "json", "source": "/x"}, "none of binary, structured"),
+    ("cloudevents", {"cloudevents": "binary", "source": "/x", "batch": "array"}, "no arrays"),
+    ("method", {"method": "post"}, "none of POST"),
+    ("method", {"method": "GET", "batch": "array"}, "sends no body"),
+    ("batch", {"batch": "all"}, "none of one, array"),
+    ("timeout", {"timeout": 0}, "from 0.1 to 300"),
+    ("timeout", {"timeout": "5"}, "from 0.1 to 300"),
+    ("connect_timeout", {"connect_timeout": 61}, "from 0.1 to 60"),
+    ("concurrency", {"concurrency": 1.5}, "a whole number"),
+    ("response_bytes_max", {"response_bytes_max": 0}, "from 1 to 1000000"),
+    ("show_response", {"show_response": "yes"}, "true or false"),
+    ("headers", {"headers": ["a"]}, "not an object of texts"),
+    ("headers", {"headers": {"a": 1}}, "not an object of texts"),
+    ("headers", {"headers": {"a b": "c"}}, "HTTP does not allow"),
+    ("headers", {"headers": {"Authorization": "x"}}, "a secret"),
+    ("headers", {"headers": {"Webhook-Id": "x"}}, "the sink sets"),
+]
+
+
+@pytest.mark.parametrize(("field", "config", "problem"), WRONG)
+def test_a_wrong_value_is_named_with_a_hint_and_nothing_is_saved(conn, field, config, problem):
+    """At creation and at a change, by SQL; the class of the sink refuses the same."""
+    config = {"url": URL} | config
+    assert problem in problems(conn, **config)[f"config.{field}"]
+    with pytest.raises(psycopg.Error) as refused:
+        create_endpoint(conn, "shop", "http", config)
+    assert refused.value.sqlstate == "JQ001"
+    assert refused.value.diag.column_name == f"config.{field}"
+    assert one(conn, "select count(*) from forebay.endpoint") == 0
+    create_endpoint(conn, "shop", "http", {"url": URL})
+    with pytest.raises(psycopg.Error, match=field):
+        conn.execute("select forebay.alter_endpoint('shop', config => %s)", [json.dumps(config)])
+    assert one(conn, "select config from forebay.endpoint") == {"url": URL}
+    with pytest.raises(ConfigError):
+        checked_row_sink("http", config)
+
+
+@pytest.mark.parametrize("config", [
+    {}, {"url": "HTTP://A.example.:8080/x?y=@z"}, {"url": "https://1.1.1.1/"},
+    {"url": "https://[2606:4700::1111]:8443/"}, {"timeout": 0.1, "connect_timeout": 60},
+    {"cloudevents": "structured", "source": "/shop", "batch": "array"},
+    {"method": "GET"}, {"headers": {"X-Key": "env:KEY"}, "show_response": True},
+])  # fmt: skip
+def test_what_the_class_of_the_sink_takes_is_taken(conn, config):
+    config = {"url": URL} | config
+    assert problems(conn, **config) == {}
+    checked_row_sink("http", config)
+    create_endpoint(conn, "shop", "http", config)
+
+
+@pytest.mark.parametrize("host", [
+    "10.0.0.1", "127.0.0.1", "169.254.169.254", "192.168.1.1", "[::1]", "[fd00::1]", "localhost",
+    "a.localhost", "[::ffff:10.0.0.1]",
+])  # fmt: skip
+def test_an_address_that_is_not_public_is_refused_until_it_is_allowed(conn, host):
+    """It is named, with what to do. The list can have a port."""
+    url = f"https://{host}/"
+    assert host.strip("[]") in problems(conn, url=url)["config.url"]
+    one(conn, "select forebay.allow_hosts(%s)", [f"{host}:8443"])
+    assert "config.url" in problems(conn, url=url)
+    assert problems(conn, url=f"https://{host}:8443/") == {}
+    one(conn, "select forebay.allow_hosts(%s)", [host])
+    assert problems(conn, url=url) == {}
+
+
+def test_a_network_that_is_allowed_has_no_metadata_service(conn):
+    assert one(conn, "select forebay.allow_hosts('{169.254.0.0/16,*.internal}')")
+    assert not one(conn, "select forebay.allow_hosts('{*.internal,169.254.0.0/16}')")
+    assert problems(conn, url="http://169.254.1.1/") == {}
+    assert "config.url" in problems(conn, url="http://169.254.169.254/")
+    old, new = conn.execute(
+        "select old -> 'hosts', new -> 'hosts' from forebay.event where act = 'endpoints.hosts'"
+    ).fetchone()
+    assert (old, new) == ([], ["*.internal", "169.254.0.0/16"])
+
+
+def test_sql_and_python_know_the_same_networks(conn):
+    """The first and the last address of each, and their neighbours."""
+    edges = []
+    for network in (*_BLOCKED_V4, *_BLOCKED_V6, ipaddress.ip_network("2000::/3")):
+        first, last = network.network_address, network.broadcast_address
+        edges += [first, last]
+        edges += [
+            type(first)(int(edge) + step)
+            for edge, step in ((first, -1), (last, 1))
+            if 0 < int(edge) + step < 2**first.max_prefixlen
+        ]
+    edges += _METADATA
+    for edge in edges:
+        public = one(conn, "select forebay._is_public(%s)", str(edge))
+        assert public is not (is_internal(edge) or edge in _METADATA), edge
+
+
+@pytest.mark.parametrize("hosts", [None, [""], ["a b"], ["x" * 301], ["a"] * 1 + [None]])
+def test_a_bad_list_of_hosts_changes_nothing(conn, hosts):
+    one(conn, "select forebay.allow_hosts('{localhost}')")
+    with pytest.raises(psycopg.Error) as refused:
+        conn.execute("select forebay.allow_hosts(%s::text[])", [hosts])
+    assert (refused.value.sqlstate, refused.value.diag.column_name) == ("JQ001", "hosts")
+    assert one(conn, "select array_agg(host) from forebay.endpoint_host") == ["localhost"]
+
+
+def test_all_problems_are_told_at_once_and_nothing_is_written(database, conn):
+    """Of options and of the configuration; a name that is taken is none."""
+    client = Client(database)
+    create_endpoint(conn, "shop", "http", {"url": URL})
+    config = {"url": "ftp://foo", "timeout": 0}
+    found = client.validate_endpoint("shop", "http", config, rate=0, burst=0)
+    assert [each.field for each in found] == ["config.timeout", "config.url", "burst", "rate"]
+    assert client.validate_endpoint("shop", "http", {"url": URL}) == []
+    assert [each.field for each in client.validate_endpoint("a b", "none", {})] == ["name", "sink"]
+    with pytest.raises(InvalidJob, match="not an option"):
+        client.validate_endpoint("shop", "http", {"url": URL}, colour="red")
+    assert one(conn, "select count(*) from forebay.endpoint") == 1
+
+
+def test_no_value_of_the_configuration_is_repeated(conn):
+    secret = "zzsecret"
+    config = {
+        "url": f"https://{secret}:{secret}@a.example/", "timeout": secret, "method": secret,
+        "source": f"{secret}\n", "cloudevents": secret, "headers": {"a": [secret]},
+    }  # fmt: skip
+    assert secret not in str(problems(conn, **config))
