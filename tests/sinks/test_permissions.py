@@ -34,6 +34,7 @@ REFUSED = {
     "http.destinations": "decides what may be called",
     "http.proxy": "calls another host, which resolves names",
     "kafka.options": "loads libraries, opens files, runs commands",
+    "redis-stream.max_age": "deletes what others wrote",
     "redis-stream.maxlen": "deletes what others wrote",
     "rq.tasks": "functions that RQ's workers run",
     "sqs.profile": "runs the commands of a profile, with its rights",
