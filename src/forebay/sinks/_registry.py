@@ -27,6 +27,7 @@ _OWN: Final = {
     "forebay": "forebay.sinks.forebay:ForebayDatabase",
     "http": "forebay.sinks.http:Http",
     "kafka": "forebay.sinks.kafka:Kafka",
+    "mqtt": "forebay.sinks.mqtt:Mqtt",
     "nats": "forebay.sinks.nats:JetStream",
     "rabbitmq": "forebay.sinks.rabbitmq:RabbitMQ",
     "redis-list": "forebay.sinks.redis:RedisList",

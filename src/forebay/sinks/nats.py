@@ -363,7 +363,7 @@ class _Login:
     def options(self, place: str) -> dict[str, Any]:
         """Return the options of the client; read the secret.
 
-        The library reads a credentials file without an end for ever, so it is checked before.
+        The library never stops reading a file that lacks a part, so it is checked before.
 
         Raises:
             SinkUnavailable: the secret is missing or malformed. The message does not show it.
