@@ -40,6 +40,7 @@ REFUSED = {
     "redis-stream.max_age": "deletes what others wrote",
     "redis-stream.maxlen": "deletes what others wrote",
     "rq.tasks": "functions that RQ's workers run",
+    "sidekiq.tasks": "classes that Sidekiq's workers run",
     "sqs.profile": "runs the commands of a profile, with its rights",
 }
 
@@ -52,7 +53,7 @@ def permissions(**settings) -> Permissions:
 
 
 #: What the process must give: a value for each parameter in ``row_needs`` of a sink.
-GIVEN = '{"rq": {"tasks": {"a": "shop.ship"}}}'
+GIVEN = '{"rq": {"tasks": {"a": "shop.ship"}}, "sidekiq": {"tasks": {"a": "Shop::Ship"}}}'
 
 
 def everything(given=GIVEN) -> Permissions:

@@ -33,6 +33,7 @@ _OWN: Final = {
     "redis-list": "forebay.sinks.redis:RedisList",
     "redis-stream": "forebay.sinks.redis:RedisStream",
     "rq": "forebay.sinks.rq:RQ",
+    "sidekiq": "forebay.sinks.sidekiq:Sidekiq",
     "sqs": "forebay.sinks.sqs:Sqs",
 }
 

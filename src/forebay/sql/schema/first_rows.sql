@@ -23,6 +23,7 @@ insert into forebay.sink_type (name, settings, required, is_ours) values
     ('redis-list', '{url,key,connect_timeout}', '{url,key}', true),
     ('redis-stream', '{url,stream,create,connect_timeout}', '{url,stream}', true),
     ('rq', '{url,queue,serializer,job_timeout,result_ttl,failure_ttl,connect_timeout}', '{url}', true),
+    ('sidekiq', '{url,queue,retry,connect_timeout}', '{url}', true),
     ('sqs', '{queue_url,region,endpoint_url,requests,connect_timeout,read_timeout}', '{queue_url}', true);
 insert into forebay.event_type (name, description, created_at)
 values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now()),
