@@ -22,6 +22,7 @@ ENTRY_POINTS: Final = "forebay.sinks"
 
 #: The sinks of the library: type, and where its class is.
 _OWN: Final = {
+    "bullmq": "forebay.sinks.bullmq:BullMQ",
     "celery": "forebay.sinks.celery:Celery",
     "dramatiq": "forebay.sinks.dramatiq:Dramatiq",
     "forebay": "forebay.sinks.forebay:ForebayDatabase",

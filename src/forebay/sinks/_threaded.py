@@ -234,15 +234,17 @@ def checked_tasks(sink: str, value: object) -> dict[str, str]:
     return dict(pairs)
 
 
-def checked_queue(sink: str, value: object) -> str:
-    """Return the name of a queue.
+def checked_queue(sink: str, value: object, *, field: str = "queue") -> str:
+    """Return the name of a queue, or of something like it.
 
     Raises:
         ConfigError: it is not a printable text, or has spaces.
     """
-    name = checked_name(sink, "queue", value)
+    name = checked_name(sink, field, value)
     if " " in name:
-        raise ConfigError(f"sink {sink}: queue", f"is {shown(name)}, which has spaces", value=name)
+        raise ConfigError(
+            f"sink {sink}: {field}", f"is {shown(name)}, which has spaces", value=name
+        )
     return name
 
 

@@ -38,6 +38,8 @@ class _Redis(Sink):
     Each call is one pipeline of plain commands, so an error of one is not an error of the others.
     """
 
+    _options_of_client: ClassVar[Mapping[str, Any]] = {}
+
     def __init__(self, url: str, name: str, *, connect_timeout: float) -> None:
         self._library = library("redis.asyncio", "redis")
         self._errors = library("redis.exceptions", "redis")
@@ -61,6 +63,7 @@ class _Redis(Sink):
             socket_connect_timeout=self._connect_seconds,
             socket_timeout=None,  # The drain bounds a call.
             retry=None,  # The drain decides when to try again.
+            **self._options_of_client,
         )
         try:
             await self._client.ping()

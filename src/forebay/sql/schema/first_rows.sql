@@ -12,6 +12,7 @@ select i.system_identifier, i.database_oid from forebay._identity() i;
 
 -- The sinks of the library. A test compares them with their classes.
 insert into forebay.sink_type (name, settings, required, is_ours) values
+    ('bullmq', '{url,queue,tasks,prefix,attempts,backoff,keep_completed,keep_failed,connect_timeout}', '{url}', true),
     ('celery', '{url,queue,tasks,connect_timeout}', '{}', true),
     ('dramatiq', '{url,queue,tasks,namespace,max_priority,connect_timeout}', '{url}', true),
     ('forebay', '{url,queue,kinds,remember_days,connect_timeout}', '{url}', true),
