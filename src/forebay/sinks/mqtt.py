@@ -382,11 +382,10 @@ class _Link:
         with self._changed:
             while self.problem is None and len(self._reasons) < count:
                 before = len(self._reasons)
-                self._changed.wait_for(
+                if not self._changed.wait_for(
                     lambda: self.problem is not None or len(self._reasons) != before,  # noqa: B023
                     seconds,
-                )
-                if self.problem is None and len(self._reasons) == before:
+                ):
                     self.problem = f"no acknowledgement within {seconds:g} s"
             return self.problem is None
 
@@ -428,8 +427,10 @@ def _address(sink: str, url: str) -> _Address:
         port = parts.port
     except ValueError:
         port = 0
-    is_whole = bool(parts.hostname) and port != 0 and (parts.password is None or parts.username)
-    if not is_whole or parts.path not in ("", "/") or parts.query or parts.fragment:
+    host = parts.hostname
+    has_more = parts.path not in ("", "/") or parts.query or parts.fragment
+    has_no_user = parts.password is not None and not parts.username
+    if not host or port == 0 or has_more or has_no_user:
         raise ConfigError(
             f"sink {sink}: url",
             "is not an address of a broker",
@@ -439,7 +440,7 @@ def _address(sink: str, url: str) -> _Address:
         None if one is None else unquote(one) for one in (parts.username, parts.password)
     )
     is_tls = parts.scheme == "mqtts"
-    return _Address(parts.hostname, port or _PORTS[parts.scheme], user or None, password, is_tls)
+    return _Address(host, port or _PORTS[parts.scheme], user or None, password, is_tls)
 
 
 def _checked_topic(sink: str, text: object) -> Template:
