@@ -7,6 +7,7 @@ The tests of the sinks use them too.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import importlib.util
 import os
 import shutil
@@ -208,6 +209,38 @@ def nats_server(
     store = ["--jetstream", "--store_dir", str(folder / "store")] if jetstream else []
     command = [program, "--addr", "127.0.0.1", "--port", str(port), *store, *options]
     with served(command, port, folder) as process:
+        yield f"127.0.0.1:{port}", process
+
+
+# --- MQTT ---
+
+
+@contextlib.contextmanager
+def mosquitto_server(
+    folder: Path, *lines: str, port: int | None = None
+) -> Generator[tuple[str, subprocess.Popen[bytes]], None, None]:
+    """Run a Mosquitto that keeps everything in memory; yield host:port and the process.
+
+    Args:
+        folder: its folder.
+        lines: more of its configuration, after those of its listener. Without them it takes every
+            client.
+        port: where it listens; None: a free port.
+
+    Raises:
+        MissingServerError: it is not installed.
+    """
+    port = port or free_port()
+    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise MissingServerError("mosquitto is not installed")
+    (folder / "mosquitto.conf").write_text(
+        f"user {getpass.getuser()}\n"  # As root it would become another user.
+        "max_queued_messages 0\n"
+        "set_tcp_nodelay true\n"  # Otherwise acknowledgements wait for each other, 40 ms.
+        f"listener {port} 127.0.0.1\n" + "\n".join(lines or ["allow_anonymous true"]) + "\n"
+    )
+    with served([program, "-c", folder / "mosquitto.conf"], port, folder) as process:
         yield f"127.0.0.1:{port}", process
 
 

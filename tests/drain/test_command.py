@@ -95,6 +95,20 @@ def test_a_drain_without_an_application(run, conn, far, far_name, redis_server):
 
 
 @pytest.mark.slow
+def test_a_drain_without_an_application_takes_settings_as_json(
+    run, conn, far, far_name, redis_server
+):
+    """A mapping, which only JSON can give: without it RQ's workers would run any function."""
+    enqueue(conn, 1, kind="order.created")
+    enqueue(conn, 1, kind="os.system")
+    settings = ["--set", f"url=redis://{redis_server}", "--set", f"queue={far_name}"]
+    settings += ["--set", 'tasks={"order.created": "shop.ship"}']
+    done = run("drain", "--queue", "orders", "--sink", "rq", *settings, "--until-idle")
+    assert "1 done, 0 retried, 1 dead" in done.stderr
+    assert far.llen(f"rq:queue:{far_name}") == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

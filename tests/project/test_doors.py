@@ -180,6 +180,7 @@ GOOD: dict[str, Any] = {
     "reason": "x",
     "rows": [],
     "scan": "select 1",
+    "secret": "s3cret",
     "sink": Nothing(),
     "source": Items(),
     "table": "t",

@@ -22,7 +22,7 @@ WORDS: dict[str, tuple[str, set[str]]] = {
     "bounce bounced": ("append again", set()),
     "bury buried": ("write a dead letter", set()),
     "caller callers": ("driver, for an adapter", {"_CALLER", "caller_since"}),
-    "chain chained chains": ("key queue", {"_CHAIN_MAX", "_chain_text"}),
+    "chain chained chains": ("key queue", {"_CHAIN_MAX", "_chain_text", "load_cert_chain"}),
     "contestant contestants player players crew": ("engine, runner, workers", set()),
     "crowd deaf pressed": ("open leases, without notifications, saturated", set()),
     "desk desks": ("dispatch lane", set()),

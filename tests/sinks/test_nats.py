@@ -3,17 +3,21 @@
 import asyncio
 import base64
 import contextlib
+import json
+import os
 
 import nats
+import nkeys
 import pytest
 
 from examples.six_sinks import servers
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sending import Drain
-from forebay.sinks import Accepted, Rejected, Sent, Sink, make_sink
+from forebay.sinks import Accepted, Rejected, Secret, Sent, Sink, make_sink
 from forebay.sinks.nats import JetStream, _Found, _is_lost
 from forebay.testing import Received, SinkContract, make_message
 from tests.support.drains import through_faults
+from tests.support.fix_sinks import skipped_without_server
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_for_async
 
@@ -559,9 +563,136 @@ def test_a_cluster_is_used_while_one_of_its_servers_answers(nats_server):
     assert "no stream has the subject" in str(answer)
 
 
+# --- logging in without a user in the address ---
+
+
+def key_pair(prefix):
+    seed = nkeys.encode_seed(os.urandom(32), prefix)
+    return nkeys.from_seed(bytearray(seed)), seed.decode()
+
+
+def jwt(signer, subject, name, claims):
+    """Return a claim of NATS: what the tool nsc would write."""
+    body = {
+        "jti": name, "iat": 1_700_000_000, "iss": signer.public_key.decode(), "name": name,
+        "sub": subject, "nats": {"version": 2} | claims,
+    }  # fmt: skip
+    parts = [
+        base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
+        for part in ({"typ": "JWT", "alg": "ed25519-nkey"}, body)
+    ]
+    signature = base64.urlsafe_b64encode(signer.sign(b".".join(parts))).rstrip(b"=")
+    return b".".join([*parts, signature]).decode()
+
+
+@pytest.fixture(scope="module")
+def guarded_server(tmp_path_factory):
+    """A server whose users have JWTs; its address and the text of a credentials file."""
+    operator, _ = key_pair(nkeys.PREFIX_BYTE_OPERATOR)
+    account, _ = key_pair(nkeys.PREFIX_BYTE_ACCOUNT)
+    system, _ = key_pair(nkeys.PREFIX_BYTE_ACCOUNT)
+    user, seed = key_pair(nkeys.PREFIX_BYTE_USER)
+    subjects = [one.public_key.decode() for one in (operator, account, system, user)]
+    names = ["subs", "data", "payload", "imports", "exports", "conn", "leaf"]
+    limits = dict.fromkeys(names, -1) | {"wildcards": True}
+    streams = dict.fromkeys(["mem_storage", "disk_storage", "streams", "consumer"], -1)
+    tokens = [
+        jwt(operator, subjects[1], "shop", {"type": "account", "limits": limits | streams}),
+        jwt(operator, subjects[2], "SYS", {"type": "account", "limits": limits}),
+    ]
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "conf").write_text(
+        f"operator: {jwt(operator, subjects[0], 'op', {'type': 'operator'})}\n"
+        f"system_account: {subjects[2]}\nresolver: MEMORY\n"
+        f"resolver_preload: {{ {subjects[1]}: {tokens[0]}, {subjects[2]}: {tokens[1]} }}\n"
+    )
+    claims = {"type": "user", "subs": -1, "data": -1, "payload": -1}
+    credentials = (
+        "-----BEGIN NATS USER JWT-----\n"
+        f"{jwt(account, subjects[3], 'u', claims)}\n------END NATS USER JWT------\n\n"
+        "************* IMPORTANT *************\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    )
+    with (
+        skipped_without_server(),
+        servers.nats_server(folder, "--config", str(folder / "conf")) as (address, _),
+    ):
+        yield address, credentials
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_credentials_file_logs_in(guarded_server, tmp_path, newline):
+    """Whatever its line ends. Without it the server refuses the connection."""
+    address, credentials = guarded_server
+    path = tmp_path / "shop.creds"
+    path.write_text(credentials, newline=newline)
+    sink = JetStream(f"nats://{address}", "orders", credentials=f"file:{path}")
+    (answer,) = asyncio.run(ended(sink, [make_message(1)]))
+    assert "no stream has the subject" in str(answer)
+    with pytest.raises(SinkUnavailable):
+        asyncio.run(ended(JetStream(f"nats://{address}", "orders"), [make_message(1)]))
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: "",
+    lambda text: "nothing of this kind",
+    lambda text: text.partition("-----BEGIN USER")[0],
+    lambda text: text[text.index("-----BEGIN USER"):],
+    lambda text: text.replace("\nSU", "\nSX"),
+    lambda text: text.replace("BEGIN NATS USER JWT-----\n", "BEGIN NATS USER JWT-----"),
+])  # fmt: skip
+def test_a_file_that_has_no_credentials_is_an_outage(guarded_server, monkeypatch, change):
+    """The library would read such a file for ever. No message shows what is in it."""
+    address, credentials = guarded_server
+    text = change(credentials)
+    monkeypatch.setenv("SHOP_CREDS", text)
+    sink = JetStream(f"nats://{address}", "orders", credentials="env:SHOP_CREDS")
+
+    async def use():
+        async with asyncio.timeout(10):
+            await sink.open()
+
+    with pytest.raises(SinkUnavailable, match="env:SHOP_CREDS") as caught:
+        asyncio.run(use())
+    assert credentials.splitlines()[1][-20:] not in str(caught.value)
+
+
+def test_a_seed_and_a_token_log_in(tmp_path, monkeypatch):
+    """A file that was replaced is read when the sink connects again."""
+    user, seed = key_pair(nkeys.PREFIX_BYTE_USER)
+    _, other = key_pair(nkeys.PREFIX_BYTE_USER)
+    path = tmp_path / "seed"
+    monkeypatch.setenv("NATS_TOKEN", "s3cret")
+    for authorization, login in [
+        (f"users: [{{nkey: {user.public_key.decode()}}}]", {"nkey": f"file:{path}"}),
+        ("token: s3cret", {"token": "env:NATS_TOKEN"}),
+        ("token: s3cret", {"token": Secret("s3cret")}),
+    ]:
+        (tmp_path / "conf").write_text(f"authorization {{ {authorization} }}")
+        with servers.nats_server(tmp_path, "--config", str(tmp_path / "conf")) as (address, _):
+            path.write_text(other)
+            sink = JetStream(f"nats://{address}", "orders", **login)
+            if "nkey" in login:
+                with pytest.raises(SinkUnavailable) as caught:
+                    asyncio.run(ended(sink))
+                assert other not in str(caught.value)
+                path.write_text(f"{seed}\n")
+            (answer,) = asyncio.run(ended(sink, [make_message(1)]))
+            assert "no stream has the subject" in str(answer)
+            assert "s3cret" not in repr(vars(sink))
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
+        ({"url": "nats://h", "subject": "s", "token": "t0ken"}, "token is not a reference"),
+        ({"url": "nats://h", "subject": "s", "nkey": 7}, "nkey is not a reference"),
+        ({"url": "nats://u:p@h", "subject": "s", "token": "env:T"}, "exclude each other"),
+        ({"url": "nats://h,nats://u@i", "subject": "s", "nkey": "env:T"}, "exclude each other"),
+        (
+            {"url": "nats://h", "subject": "s", "nkey": "env:T", "credentials": "env:C"},
+            "credentials and nkey exclude each other",
+        ),
         ({"subject": "s"}, "needs the setting url"),
         ({"url": "nats://h"}, "needs the setting subject"),
         ({"url": "http://h", "subject": "s"}, "url is not an address that begins with nats://"),

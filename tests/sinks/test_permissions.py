@@ -34,8 +34,13 @@ REFUSED = {
     "http.destinations": "decides what may be called",
     "http.proxy": "calls another host, which resolves names",
     "kafka.options": "loads libraries, opens files, runs commands",
+    "mqtt.ca_file": "opens a file, and decides whom to trust",
+    "mqtt.cert_file": "opens a file",
+    "mqtt.key_file": "opens a file",
+    "redis-stream.max_age": "deletes what others wrote",
     "redis-stream.maxlen": "deletes what others wrote",
     "rq.tasks": "functions that RQ's workers run",
+    "sidekiq.tasks": "classes that Sidekiq's workers run",
     "sqs.profile": "runs the commands of a profile, with its rights",
 }
 
@@ -48,7 +53,7 @@ def permissions(**settings) -> Permissions:
 
 
 #: What the process must give: a value for each parameter in ``row_needs`` of a sink.
-GIVEN = '{"rq": {"tasks": {"a": "shop.ship"}}}'
+GIVEN = '{"rq": {"tasks": {"a": "shop.ship"}}, "sidekiq": {"tasks": {"a": "Shop::Ship"}}}'
 
 
 def everything(given=GIVEN) -> Permissions:
@@ -70,6 +75,7 @@ def config_of(name, **more):
     addresses = {
         "forebay": "postgresql://u:p@far.example/d", "http": "https://far.example/", "kafka": "kafka://far.example:9092",
         "nats": "nats://far.example:4222", "rabbitmq": "amqp://u:p@far.example/v", "celery": "redis://far.example/0",
+        "mqtt": "mqtt://u@far.example:1883",
         "sqs": "https://far.example/1/q",
     }  # fmt: skip
     address = addresses.get(name, "redis://far.example/0")

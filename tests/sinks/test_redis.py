@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 
 import pytest
 import redis
@@ -82,6 +83,79 @@ class TestRedisStream(SinkContract):
         assert isinstance(asyncio.run(use())[0], SinkUnavailable)
         assert not self.client.exists(self.name)
 
+    def test_entries_that_are_too_old_are_removed(self):
+        """By the ids of the stream, so in the time of the server, and about, in whole nodes."""
+        for number in range(250):
+            self.client.xadd(self.name, {"body": "old"}, id=f"{1_000_000 + number}-0")
+        young = self.client.xadd(self.name, {"body": "young"})
+        sink = RedisStream(f"redis://{self.server}", self.name, max_age=3600)
+        assert all(isinstance(one, Accepted) for one in use(sink, [make_message(1)]))
+        left = [entry_id for entry_id, _ in self.client.xrange(self.name)]
+        assert young in left
+        assert len(left) < 110
+
+    def test_ages_are_those_of_the_server(self, monkeypatch):
+        """A machine whose clock is a year ahead removes nothing that is young."""
+        monkeypatch.setattr("time.time", lambda: datetime.now(UTC).timestamp() + 366 * 86_400)
+        for _ in range(250):
+            self.client.xadd(self.name, {"body": "young"})
+        sink = RedisStream(f"redis://{self.server}", self.name, max_age=60)
+        use(sink, [make_message(1)])
+        assert self.client.xlen(self.name) == 251
+
+    def test_a_young_entry_that_is_missing_is_lost_and_an_old_one_is_not(self):
+        """A stream with an age can be verified, as far as it keeps entries."""
+        sink = RedisStream(f"redis://{self.server}", self.name, max_age=3600)
+        message = make_message(1)
+        (answer,) = use(sink, [message])
+        millis = int(answer.proof.partition("-")[0])
+        sent = [
+            Sent(message, answer.proof),
+            Sent(message, f"{millis - 1_000}-0"),
+            Sent(message, f"{millis - 3_601_000}-0"),
+        ]
+        assert asyncio.run(seen(sink, sent)) == [True, False, None]
+        self.client.delete(self.name)
+        assert asyncio.run(seen(sink, sent)) == [False, False, None]
+
+    @pytest.mark.parametrize("right", ["+xadd", "+xtrim"])
+    def test_a_stream_that_cannot_be_trimmed_is_noticed_before_sending(self, right):
+        """Otherwise it would grow without a word."""
+        user = f"user-{self.name}"
+        commands = ["+ping", "+hello", "+client|setinfo", "+xadd", right]
+        self.client.acl_setuser(
+            user, enabled=True, passwords=["+pw"], keys=["*"], commands=commands
+        )
+        sink = RedisStream(f"redis://{user}:pw@{self.server}", self.name, max_age=60)
+        try:
+            if right == "+xtrim":
+                assert isinstance(use(sink, [make_message(1)])[0], Accepted)
+            else:
+                with pytest.raises(SinkUnavailable, match="xtrim"):
+                    use(sink, [make_message(1)])
+                assert not self.client.exists(self.name)
+        finally:
+            self.client.acl_deluser(user)
+
+
+def use(sink, messages):
+    async def send():
+        await sink.open()
+        try:
+            return await sink.send(messages)
+        finally:
+            await sink.close()
+
+    return asyncio.run(send())
+
+
+async def seen(sink, sent):
+    await sink.open()
+    try:
+        return await sink.seen(sent)
+    finally:
+        await sink.close()
+
 
 class TestRedisList(SinkContract):
     @pytest.fixture(autouse=True)
@@ -111,6 +185,9 @@ class TestRedisList(SinkContract):
         ({"url": "http://h", "stream": "s"}, "url is not an address"),
         ({"url": "redis://h", "stream": ""}, "stream is ''"),
         ({"url": "redis://h", "stream": "s", "maxlen": 0}, "maxlen is 0"),
+        ({"url": "redis://h", "stream": "s", "max_age": 0.5}, "max_age is 0.5"),
+        ({"url": "redis://h", "stream": "s", "max_age": "1d"}, "max_age is '1d'"),
+        ({"url": "redis://h", "stream": "s", "max_age": 9, "maxlen": 9}, "exclude each other"),
     ],
 )
 def test_a_configuration_is_checked_without_a_server(config, problem):

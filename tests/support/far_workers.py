@@ -43,16 +43,19 @@ def sends(sink: Sink, *calls):
     return asyncio.run(use())
 
 
-def ends_in_a_worker(command, sink: Sink, *, database, records, environment):
+def ends_in_a_worker(
+    command, sink: Sink, *, database, records, environment, program=sys.executable
+):
     """Jobs of transactions that commit are executed by a worker of the other library, and no
     others; return the executions.
 
     Args:
-        command: arguments of Python that start the worker.
+        command: arguments that start the worker.
         sink: to its broker, with ``ORDER`` mapped to the task.
         database: of Forebay.
         records: host:port of a Redis in which the tasks write down their executions.
         environment: of the worker, besides.
+        program: what takes the arguments: Python.
     """
     app = forebay.App(database)
     drain = Drain(app, "far", sink=sink, queue="orders")
@@ -69,7 +72,7 @@ def ends_in_a_worker(command, sink: Sink, *, database, records, environment):
     environment = environment | {"FAR_REDIS": f"redis://{records}/4", "FAR_LIST": name}
     with redis.Redis.from_url(environment["FAR_REDIS"]) as client:
         client.delete(name)
-        with _running(command, environment) as log:
+        with _running([program, *command], environment) as log:
             wait_for(lambda: client.llen(name) >= 2, 60, log)
         found = [json.loads(one) for one in client.lrange(name, 0, -1)]
     found.sort(key=lambda one: one["kwargs"]["n"])
@@ -99,11 +102,11 @@ async def _drained(drain, database):
 
 
 class _running:  # noqa: N801  # a context manager
-    """A process of Python with the tasks on its path; yields what it has written."""
+    """A process in the folder of the tasks, which Python finds; yields what it has written."""
 
     def __init__(self, command, environment):
         path = os.pathsep.join([str(_TASKS), str(ROOT / "src")])
-        self._command = [sys.executable, *command]
+        self._command = command
         self._environment = os.environ | environment | {"PYTHONPATH": path}
 
     def __enter__(self):

@@ -48,6 +48,16 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def mqtt_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The host:port of a Mosquitto."""
+    with (
+        skipped_without_server(),
+        servers.mosquitto_server(tmp_path_factory.mktemp("mosquitto")) as (address, _),
+    ):
+        yield address
+
+
+@pytest.fixture(scope="session")
 def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RabbitServer]":
     """A RabbitMQ; it needs about ten seconds to start."""
     with (

@@ -11,7 +11,7 @@ from forebay.cli._load import load_app
 from forebay.cli._serving import announced, run_and_report, set_up_log
 from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import AppDir, Dsn, Json, setting_flags
+from forebay.cli.options import AppDir, Dsn, Json, SinkSettings, setting_flags, sink_settings
 from forebay.cli.output import print_json, table
 from forebay.cli.text import console
 from forebay.errors import ConfigError, shown
@@ -36,9 +36,7 @@ def drain(
     sink: Annotated[
         str | None, option("--sink TYPE", "Where to send its jobs, such as redis-stream.")
     ] = None,
-    setting: Annotated[
-        list[str] | None, option("--set NAME=VALUE", "A setting of the sink; repeatable.")
-    ] = None,
+    setting: SinkSettings = None,
     group: Annotated[str, option("--group GROUP", "Consumer group of the queue.")] = "default",
     concurrency: Annotated[
         int, option("--concurrency N", "Calls of the sink at once; 1 keeps order.")
@@ -70,7 +68,7 @@ def drain(
     settings = load_settings(flags)
     if app is None:
         found, drains = _without_app(
-            dsn, queue, sink, setting or [], group, concurrency=concurrency, verify=verify
+            dsn, queue, sink, setting, group, concurrency=concurrency, verify=verify
         )
     else:
         given = [
@@ -136,7 +134,7 @@ def _without_app(
     dsn: str | None,
     queue: str | None,
     sink: str | None,
-    settings: list[str],
+    settings: list[str] | None,
     group: str,
     *,
     concurrency: int,
@@ -153,12 +151,7 @@ def _without_app(
             hint="Name an application with drains, or give --queue, --sink and --set."
             f" Sinks: {', '.join(sink_types())}.",
         )
-    config: dict[str, Any] = {}
-    for text in settings:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError("--set", f"is {shown(text)}, not NAME=VALUE", value=text)
-        config[name] = _value(value)
+    config = sink_settings(settings)
     app = App(dsn, name=f"drain of {queue}")
     return app, [
         Drain(
@@ -171,15 +164,3 @@ def _without_app(
             concurrency=concurrency,
         )
     ]
-
-
-def _value(text: str) -> Any:
-    """Return a number or a truth value for a text that is one, else the text."""
-    if text in ("true", "false"):
-        return text == "true"
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
+from forebay.cli.options import (
+    Dsn,
+    Json,
+    SinkSettings,
+    duration,
+    instant_or_age,
+    json_object,
+    sink_settings,
+)
 from forebay.cli.output import ago, facts_table, moment, one_line, print_json, table
 from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, shown
@@ -30,13 +38,6 @@ _BREAKER_STYLES: Final = {"closed": "green", "half-open": "yellow", "open": "red
 _NONE: Final = "none"
 
 Name = Annotated[str, argument("ENDPOINT", "The endpoint.")]
-Settings = Annotated[
-    list[str] | None,
-    option(
-        "--set NAME=VALUE",
-        "A setting of the sink; a value that is JSON is read as JSON. Repeatable.",
-    ),
-]
 Config = Annotated[
     str | None,
     option("--config JSON", "All settings of the sink as an object; - reads it from stdin."),
@@ -165,7 +166,7 @@ def create(
     name: Name,
     *,
     sink: Annotated[str, option("--sink TYPE", "Where it sends to, such as http.")],
-    setting: Settings = None,
+    setting: SinkSettings = None,
     config: Config = None,
     options: Options,
     dsn: Dsn = None,
@@ -217,7 +218,7 @@ def alter(
     name: Name,
     *,
     sink: Annotated[str | None, option("--sink TYPE", "Another sink.")] = None,
-    setting: Settings = None,
+    setting: SinkSettings = None,
     config: Config = None,
     options: Options,
     dsn: Dsn = None,
@@ -438,16 +439,7 @@ def _config(text: str | None, settings: list[str] | None) -> dict[str, Any] | No
     """Return the settings of the sink; None if none are given."""
     if text is None and not settings:
         return None
-    config = json_object(text, "config")
-    for each in settings or ():
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise ConfigError("--set", f"is {shown(each)}, not NAME=VALUE", value=each)
-        try:
-            config[name] = json.loads(value)
-        except ValueError:
-            config[name] = value
-    return config
+    return json_object(text, "config") | sink_settings(settings)
 
 
 def _state(each: Endpoint) -> Text:

@@ -64,6 +64,15 @@ ToGroup = Annotated[
 ]
 Limit = Annotated[int, option("--limit N", "Maximum number of rows.")]
 
+#: Settings of a sink: of a drain without an application, and of an endpoint.
+SinkSettings = Annotated[
+    list[str] | None,
+    option(
+        "--set NAME=VALUE",
+        "A setting of the sink; a value that is JSON is read as JSON. Repeatable.",
+    ),
+]
+
 #: What a time may be, in help texts.
 AGE: Final = "an age such as 2h, or ISO 8601"
 
@@ -74,6 +83,9 @@ DiedBefore = Annotated[
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+#: What only JSON begins with, or a template: "{kind}", "{header:tenant}", "{{".
+_JSON_BEGINS: Final = re.compile(r"\s*(?:[\[\"]|\{(?!\{|\w+\}|header:[^{}]*\}))")
 
 
 def duration(text: str | None, name: str) -> timedelta | None:
@@ -166,6 +178,45 @@ def json_value(text: str, name: str) -> Any:
         raise InvalidJob(
             name, f"is not JSON: {error}", hint="""Quote it for the shell: '{"user_id": 42}'."""
         ) from None
+
+
+def sink_settings(texts: list[str] | None) -> dict[str, Any]:
+    """Return the settings of a sink from ``--set``: each value that is JSON as its value, others as
+    the text that they are.
+
+    Raises:
+        ConfigError: a name is missing, or a value begins as JSON and is none.
+
+    >>> sink_settings(["url=redis://h", "maxlen=1000", "subject={kind}", 'tasks={"a": "b.c"}'])
+    {'url': 'redis://h', 'maxlen': 1000, 'subject': '{kind}', 'tasks': {'a': 'b.c'}}
+    """
+    found = {}
+    for each in texts or ():
+        name, value = pair(each, "--set")
+        found[name] = _json_or_text(name, value)
+    return found
+
+
+def _json_or_text(name: str, text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        # A text of JSON that the shell took apart would else be a setting of the wrong type.
+        if not _JSON_BEGINS.match(text):
+            return text
+        problem = error if isinstance(error, ValueError) else "nested too deeply"
+    raise ConfigError(
+        f"--set {name}",
+        # Without the value, which may be a secret.
+        f"begins as JSON and is none: {problem}",
+        hint=f"""Quote JSON for the shell: --set '{name}={{"a": "b"}}'."""
+        f""" A text that begins so is JSON in quotes: --set '{name}="[text]"'.""",
+    )
+
+
+def _refuse_constant(name: str) -> None:
+    """Python reads NaN and Infinity too, which are not JSON."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def _print_settings_help(ctx: click.Context, _option: object, wanted: bool) -> None:

@@ -29,6 +29,7 @@ from forebay.sinks._registry import (
     sink_settings,
     sink_types,
 )
+from forebay.sinks._secrets import Secret
 from forebay.sinks._support import call_in_thread
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Permissions",
     "Refused",
     "Rejected",
+    "Secret",
     "Sent",
     "Sink",
     "SinkUnavailable",

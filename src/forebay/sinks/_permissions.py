@@ -25,8 +25,8 @@ from forebay.sinks._secrets import reference_in
 #: Schemes of addresses that lead over a network. Others open files, or sockets of this machine.
 _SCHEMES: Final = frozenset(
     {
-        "amqp", "amqps", "http", "https", "kafka", "kafkas", "nats", "postgres", "postgresql",
-        "pyamqp", "redis", "rediss", "tls",
+        "amqp", "amqps", "http", "https", "kafka", "kafkas", "mqtt", "mqtts", "nats", "postgres",
+        "postgresql", "pyamqp", "redis", "rediss", "tls",
     }
 )  # fmt: skip
 

@@ -22,16 +22,19 @@ ENTRY_POINTS: Final = "forebay.sinks"
 
 #: The sinks of the library: type, and where its class is.
 _OWN: Final = {
+    "bullmq": "forebay.sinks.bullmq:BullMQ",
     "celery": "forebay.sinks.celery:Celery",
     "dramatiq": "forebay.sinks.dramatiq:Dramatiq",
     "forebay": "forebay.sinks.forebay:ForebayDatabase",
     "http": "forebay.sinks.http:Http",
     "kafka": "forebay.sinks.kafka:Kafka",
+    "mqtt": "forebay.sinks.mqtt:Mqtt",
     "nats": "forebay.sinks.nats:JetStream",
     "rabbitmq": "forebay.sinks.rabbitmq:RabbitMQ",
     "redis-list": "forebay.sinks.redis:RedisList",
     "redis-stream": "forebay.sinks.redis:RedisStream",
     "rq": "forebay.sinks.rq:RQ",
+    "sidekiq": "forebay.sinks.sidekiq:Sidekiq",
     "sqs": "forebay.sinks.sqs:Sqs",
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.errors import ConfigError, SinkUnavailable
+from forebay.model.doors import declaring_door
 
 _SCHEMES: Final = ("env:", "file:")
 
@@ -22,13 +23,17 @@ class Secret:
     Its text appears in no message and no representation.
 
     Args:
-        value: the secret.
+        secret: its text.
+
+    Raises:
+        ConfigError: it is no text.
     """
 
     __slots__ = ("_value",)
 
-    def __init__(self, value: str) -> None:
-        self._value = value
+    @declaring_door
+    def __init__(self, secret: str) -> None:
+        self._value = secret
 
     def __repr__(self) -> str:
         return "Secret(...)"

@@ -58,6 +58,13 @@ class ThreadedSink(Sink):
         It must not close a descriptor that the call waits for.
         """
 
+    def _is_usable(self, client: Any, answers: Sequence[Answer]) -> bool:
+        """Return whether a client may serve another call, after these answers of the last one; on
+        the loop, without waiting.
+        """
+        del client
+        return not any(isinstance(answer, SinkUnavailable) for answer in answers)
+
     def _as_unavailable(self, error: Exception) -> SinkUnavailable | None:
         """Return what an error of the client means; None: it is a defect."""
         raise NotImplementedError
@@ -84,13 +91,16 @@ class ThreadedSink(Sink):
             return []
         closings = self._closings
         client = self._idle.pop() if self._idle else await self._connected()
+        while not self._is_usable(client, ()):
+            self._end(client)
+            client = self._idle.pop() if self._idle else await self._connected()
         answers: list[Answer] = await self._in_thread(
             lambda: (client, self._guarded(lambda: self._deliver(client, messages))), client
         )
-        if any(isinstance(answer, SinkUnavailable) for answer in answers):
-            self._end(client)
-        else:
+        if self._is_usable(client, answers):
             self._put_back(client, closings)
+        else:
+            self._end(client)
         return answers
 
     async def close(self) -> None:
@@ -231,15 +241,17 @@ def checked_tasks(sink: str, value: object) -> dict[str, str]:
     return dict(pairs)
 
 
-def checked_queue(sink: str, value: object) -> str:
-    """Return the name of a queue.
+def checked_queue(sink: str, value: object, *, field: str = "queue") -> str:
+    """Return the name of a queue, or of something like it.
 
     Raises:
         ConfigError: it is not a printable text, or has spaces.
     """
-    name = checked_name(sink, "queue", value)
+    name = checked_name(sink, field, value)
     if " " in name:
-        raise ConfigError(f"sink {sink}: queue", f"is {shown(name)}, which has spaces", value=name)
+        raise ConfigError(
+            f"sink {sink}: {field}", f"is {shown(name)}, which has spaces", value=name
+        )
     return name
 
 

@@ -13,11 +13,13 @@ import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
 from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sent, Sink
+from forebay.sinks._secrets import Secret, checked_secret, read_secret
 from forebay.sinks._support import checked_name, checked_number, checked_url, library, place_of
 from forebay.sinks._template import Template, UnfitMessageError
 
@@ -66,9 +68,14 @@ class JetStream(Sink):
         ack_timeout: seconds to wait for the acknowledgements of a call, 0.1 to 3600; below the
             timeout of the drain.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
+        credentials: a reference to a credentials file, with the JWT of a user and its seed;
+            ``env:NAME`` for a variable with its text.
+        nkey: a reference to the seed of a user.
+        token: a reference to a token. At most one of these three, and then no user in ``url``. They
+            are read whenever the sink connects.
 
     Raises:
-        ConfigError: an argument is refused, or the library nats-py is missing.
+        ConfigError: an argument is refused, or the library nats-py or nkeys is missing.
     """
 
     type: ClassVar[str] = "nats"
@@ -79,6 +86,9 @@ class JetStream(Sink):
         "stream": FromRow.PLAIN,
         "ack_timeout": FromRow.PLAIN,
         "connect_timeout": FromRow.PLAIN,
+        "credentials": FromRow.SECRETS,
+        "nkey": FromRow.SECRETS,
+        "token": FromRow.SECRETS,
     }
 
     def __init__(
@@ -89,6 +99,9 @@ class JetStream(Sink):
         stream: str | None = None,
         ack_timeout: float = 10.0,
         connect_timeout: float = 5.0,
+        credentials: str | Secret | None = None,
+        nkey: str | Secret | None = None,
+        token: str | Secret | None = None,
     ) -> None:
         self._library = library("nats", "nats")
         self._errors = library("nats.errors", "nats")
@@ -112,6 +125,8 @@ class JetStream(Sink):
         self._connect_seconds = checked_number(
             self.type, "connect_timeout", connect_timeout, least=0.1, most=60
         )
+        has_user = any("@" in urlsplit(one).netloc for one in self._urls)
+        self._login = _Login(self.type, credentials, nkey, token, has_user=has_user)
         self._link: _Link | None = None
         #: The streams that answer direct reads, since the connection was made.
         self._direct: dict[str, bool] = {}
@@ -124,10 +139,11 @@ class JetStream(Sink):
     async def open(self) -> None:
         """Connect, log in, and check that the stream exists if one is named."""
         await self.close()
+        login = self._login.options(self.place)
         link = _Link(self._library, self._errors)
         try:
             async with asyncio.timeout(self._connect_seconds):
-                await link.open(self._urls, self._connect_seconds)
+                await link.open(self._urls, self._connect_seconds, login)
             self._link = link
             if self._stream is not None:
                 await self._state(self._stream)
@@ -314,6 +330,82 @@ class JetStream(Sink):
         return super()._unavailable(problem)
 
 
+class _Login:
+    """How to log in without a user in the address: by a credentials file, a seed or a token, each a
+    reference.
+    """
+
+    def __init__(
+        self,
+        sink: str,
+        credentials: str | Secret | None,
+        nkey: str | Secret | None,
+        token: str | Secret | None,
+        *,
+        has_user: bool,
+    ) -> None:
+        given = {"credentials": credentials, "nkey": nkey, "token": token}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1 or (given and has_user):
+            names = [*given, *(["the user in url"] if has_user else [])]
+            raise ConfigError(
+                f"sink {sink}: {names[0]}", f"and {' and '.join(names[1:])} exclude each other"
+            )
+        self._field = next(iter(given), None)
+        self._where = f"sink {sink}: {self._field}"
+        if self._field is None:
+            return
+        self._reference = checked_secret(self._where, given[self._field])
+        if self._field != "token":
+            self._nkeys = library("nkeys", sink)
+            self._raw = library("nats.aio.client", sink).RawCredentials
+
+    def options(self, place: str) -> dict[str, Any]:
+        """Return the options of the client; read the secret.
+
+        The library never stops reading a file that lacks a part, so it is checked before.
+
+        Raises:
+            SinkUnavailable: the secret is missing or malformed. The message does not show it.
+        """
+        if self._field is None:
+            return {}
+        text = read_secret(self._where, self._reference)
+        if self._field == "token":
+            return {"token": text}
+        if self._field == "nkey":
+            self._check_seed(place, text)
+            return {"nkeys_seed_str": text}
+        found = _CREDENTIALS.search(text)
+        if found is None:
+            raise self._malformed(place, "a credentials file")
+        self._check_seed(place, found["seed"])
+        return {"user_credentials": self._raw(_CREDENTIALS_FORM % (found["jwt"], found["seed"]))}
+
+    def _check_seed(self, place: str, seed: str) -> None:
+        try:
+            self._nkeys.from_seed(bytearray(seed.encode())).wipe()
+        except Exception:
+            # The error of the library may show a part of it.
+            raise self._malformed(place, "the seed of a user") from None
+
+    def _malformed(self, place: str, wanted: str) -> SinkUnavailable:
+        named = self._reference if isinstance(self._reference, str) else "the secret"
+        return SinkUnavailable(f"{place}: {self._where}: {named} is not {wanted}")
+
+
+#: The two parts of a credentials file, with any text around them.
+_CREDENTIALS: Final = re.compile(
+    r"BEGIN NATS USER JWT-+\s+(?P<jwt>[\w.-]+)\s.*?BEGIN USER NKEY SEED-+\s+(?P<seed>\w+)",
+    re.DOTALL | re.ASCII,
+)
+#: How the library reads them, to the byte.
+_CREDENTIALS_FORM: Final = (
+    "-----BEGIN NATS USER JWT-----\n%s\n------END NATS USER JWT------\n"
+    "-----BEGIN USER NKEY SEED-----\n%s\n------END USER NKEY SEED------\n"
+)
+
+
 class _Error(msgspec.Struct):
     err_code: int = 0
     description: str = "refused"
@@ -359,8 +451,8 @@ class _Link:
         """The most bytes of a message that the server takes, with its headers."""
         return int(self._client.max_payload)
 
-    async def open(self, urls: Sequence[str], seconds: float) -> None:
-        """Connect to one of the servers."""
+    async def open(self, urls: Sequence[str], seconds: float, login: Mapping[str, Any]) -> None:
+        """Connect to one of the servers, with some options of the client to log in."""
         await self._client.connect(
             list(urls),
             name="forebay",
@@ -370,6 +462,7 @@ class _Link:
             reconnect_time_wait=0,
             connect_timeout=seconds,
             pending_size=0,
+            **login,
         )
         if any(url.startswith("tls:") for url in urls) and not _is_encrypted(self._client):
             raise ConnectionError("the server does not use TLS")  # The client accepts that.

@@ -6,6 +6,8 @@ lose what it acknowledged: verify streams, or set ``appendfsync always``.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from forebay.errors import ConfigError, SinkUnavailable
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
+#: Ten years, in seconds.
+_AGE_MAX: Final = 10 * 366 * 86_400
 
 #: What a server answers when it does not take a command of this form, whatever its own state.
 _OF_THE_MESSAGE: Final = ("invalid bulk length", "string exceeds maximum allowed size")
@@ -33,6 +37,8 @@ class _Redis(Sink):
 
     Each call is one pipeline of plain commands, so an error of one is not an error of the others.
     """
+
+    _options_of_client: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, url: str, name: str, *, connect_timeout: float) -> None:
         self._library = library("redis.asyncio", "redis")
@@ -57,6 +63,7 @@ class _Redis(Sink):
             socket_connect_timeout=self._connect_seconds,
             socket_timeout=None,  # The drain bounds a call.
             retry=None,  # The drain decides when to try again.
+            **self._options_of_client,
         )
         try:
             await self._client.ping()
@@ -118,6 +125,9 @@ class RedisStream(_Redis):
         url: redis://user:password@host:port/database, or rediss:// for TLS.
         stream: the key of the stream.
         maxlen: about how many entries to keep; None keeps all. Trimmed entries cannot be verified.
+        max_age: about how many seconds to keep entries, 1 to ten years, by the clock of the server;
+            None keeps all. Each call removes what is older than its newest entry by that much.
+            Not with ``maxlen``: Redis trims by one of both.
         create: whether to create a missing stream. Otherwise messages wait until it exists.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
 
@@ -140,6 +150,7 @@ class RedisStream(_Redis):
         stream: str,
         *,
         maxlen: int | None = None,
+        max_age: float | None = None,
         create: bool = True,
         connect_timeout: float = 5.0,
     ) -> None:
@@ -152,9 +163,33 @@ class RedisStream(_Redis):
                 raise ConfigError(
                     f"sink {self.type}: maxlen", "is not a whole number", value=maxlen
                 )
+        if max_age is not None:
+            checked_number(self.type, "max_age", max_age, least=1, most=_AGE_MAX)
+            if maxlen is not None:
+                raise ConfigError(
+                    f"sink {self.type}: max_age",
+                    "and maxlen exclude each other",
+                    hint="Redis trims a stream by its length or by the age of its entries.",
+                )
         self._maxlen = maxlen
+        self._max_age_millis = None if max_age is None else round(max_age * 1000)
         options: list[Any] = [] if create else ["NOMKSTREAM"]
         self._options = [*options, *([] if maxlen is None else ["MAXLEN", "~", maxlen])]
+
+    async def open(self) -> None:
+        """Connect, log in, and check that the stream can be trimmed if entries have an age.
+
+        The check trims nothing; it meets a right that is missing, and a server before 6.2.
+        """
+        await super().open()
+        if self._max_age_millis is not None:
+            (found,) = await self._run([self._trim(0)])
+            if isinstance(found, Exception):
+                await self.close()
+                raise self._unavailable(found)
+
+    def _trim(self, millis: int) -> tuple[Any, ...]:
+        return ("XTRIM", self._name, "MINID", "~", max(millis, 0))
 
     async def send(self, messages: Sequence[Message]) -> list[Answer]:
         """Append the messages, in one pipeline."""
@@ -164,12 +199,28 @@ class RedisStream(_Redis):
             for name, value in message.metadata().items():
                 fields += (name, value)
             commands.append(("XADD", self._name, *self._options, "*", *fields))
-        return [
+        answers = [
             SinkUnavailable(f"{self.place}: the stream does not exist")
             if answer is None
             else self._answer(answer, has_proof=True)
             for answer in await self._run(commands)
         ]
+        await self._trim_after(answers)
+        return answers
+
+    async def _trim_after(self, answers: Sequence[Answer]) -> None:
+        """Remove what is too old beside the newest entry of a call.
+
+        Its id has the time of the server. By the clock of this machine a wrong time would remove
+        what is new.
+        """
+        proofs = [one.proof for one in answers if isinstance(one, Accepted) and one.proof]
+        if self._max_age_millis is None or not proofs:
+            return
+        newest, _ = _order(proofs[-1])
+        # The stream has the messages, whatever becomes of this; the next call tries again.
+        with contextlib.suppress(SinkUnavailable):
+            await self._run([self._trim(newest - self._max_age_millis)])
 
     async def seen(self, sent: Sequence[Sent]) -> list[bool | None]:
         """Read the entries by their ids.
@@ -179,13 +230,11 @@ class RedisStream(_Redis):
         commands: list[tuple[Any, ...]] = [("XINFO", "STREAM", self._name)]
         commands += [("XRANGE", self._name, one.proof or "-", one.proof or "-") for one in sent]
         info, *answers = await self._run(commands)
-        deleted = (0, 0)
-        if isinstance(info, dict):
-            found = info.get(b"max-deleted-entry-id") or info.get("max-deleted-entry-id")
-            deleted = _order(found.decode() if isinstance(found, bytes) else (found or "0-0"))
-        elif isinstance(info, list):
-            pairs = dict(zip(info[::2], info[1::2], strict=True))
-            deleted = _order(pairs.get(b"max-deleted-entry-id", b"0-0").decode())
+        deleted = _id_in(info, "max-deleted-entry-id")
+        if self._max_age_millis is not None:
+            # A stream that is away shows no time.
+            newest = _id_in(info, "last-generated-id")[0] or round(time.time() * 1000)
+            deleted = max(deleted, (newest - self._max_age_millis, 0))
         results: list[bool | None] = []
         for one, answer in zip(sent, answers, strict=True):
             if isinstance(answer, Exception):
@@ -243,6 +292,18 @@ def _packed(commands: Sequence[tuple[Any, ...]]) -> bytes:
             value = argument if isinstance(argument, bytes) else str(argument).encode()
             parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
     return b"".join(parts)
+
+
+def _id_in(info: Any, name: str) -> tuple[int, int]:
+    """Return an id from the answer of XINFO STREAM, which depends on the version of the protocol;
+    zeros if it is not there.
+    """
+    if isinstance(info, list):
+        info = dict(zip(info[::2], info[1::2], strict=True))
+    if not isinstance(info, dict):
+        return (0, 0)
+    found = info.get(name.encode()) or info.get(name) or "0-0"
+    return _order(found.decode() if isinstance(found, bytes) else found)
 
 
 def _order(entry_id: str) -> tuple[int, int]:

@@ -101,25 +101,29 @@ def environment() -> dict[str, str]:
 
 
 @cache
-def installed_folder() -> Path:
+def installed_folder(source: Path = _SOURCE, purpose: str = "bench-node") -> Path:
     """Return the folder with the libraries, in the user's cache; install them if they are missing.
+
+    Args:
+        source: the folder with the lists of npm.
+        purpose: the beginning of the folder's name.
 
     Raises:
         MissingPeerError: node or npm is missing, or npm failed.
     """
     _program("node")
-    lists = b"".join((_SOURCE / name).read_bytes() for name in _LISTS)
+    lists = b"".join((source / name).read_bytes() for name in _LISTS)
     cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay"
-    folder = cache_folder / f"bench-node-{hashlib.sha256(lists).hexdigest()[:12]}"
+    folder = cache_folder / f"{purpose}-{hashlib.sha256(lists).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     try:
         cache_folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="bench-node-", dir=cache_folder) as temporary:
+        with tempfile.TemporaryDirectory(prefix=f"{purpose}-", dir=cache_folder) as temporary:
             made = Path(temporary) / "made"
             made.mkdir()
             for name in _LISTS:
-                shutil.copy(_SOURCE / name, made)
+                shutil.copy(source / name, made)
             _install(made)
             # Complete or not there, also beside another process that does the same.
             made.rename(folder)
