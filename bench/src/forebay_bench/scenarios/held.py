@@ -171,7 +171,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     for mix in mixes:
         bars += _bars(mix, holder, found[mix], segments[mix], options)
     notes += [
-        f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate database",
+        (
+                f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate "
+                f"database; a claim takes up to {CLAIM_ROWS} jobs"
+                ),
         (
                 f"{_TURNS} turns of {_longest(found):.1f} s each under the holder {holder}, in "
                 f"alternating order; in between a clock stands still"
@@ -526,7 +529,7 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
         (
             top,
             "claim_p50_ms",
-            f"time to get the next job (in fact {CLAIM_ROWS} at a time), milliseconds",
+            f"time to get the next {CLAIM_ROWS} jobs, milliseconds",
             0.08,
         ),
         (
@@ -561,15 +564,14 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
                 zorder=3 if name == "ours" else 2,
             )
             ends.append((*points[-1], LABELS[name], COLOURS[name]))
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(
-            lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
-        )
+        _from_zero(axes, whole=key != "claim_p50_ms")
         axes.axvline(0, color="#333333", linewidth=1, linestyle=(0, (4, 3)))
         _label_ends(axes, ends, label_height)
     bottom.set_xlabel(
         "age of the open transaction, seconds (each queue's own time: they take turns)"
     )
+    # Left of the line it is not open, so it has no age.
+    bottom.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 0 else "")
     high = top.get_ylim()[1]
     top.annotate(
         what,
@@ -579,6 +581,17 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
         va="top",
         fontsize=10,
         color="#333333",
+    )
+
+
+def _from_zero(axes: Axes, *, whole: bool) -> None:
+    """Begin the values of a panel at 0; ``whole``: they are counts, which have no parts."""
+    high = axes.get_ylim()[1]
+    axes.set_ylim(0, max(1.0, high) if whole else high)
+    if whole:
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_formatter(
+        lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
     )
 
 
