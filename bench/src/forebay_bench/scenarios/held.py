@@ -589,7 +589,7 @@ def _from_zero(axes: Axes, *, whole: bool) -> None:
     high = axes.get_ylim()[1]
     axes.set_ylim(0, max(1.0, high) if whole else high)
     if whole:
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="y", integer=True)
     axes.yaxis.set_major_formatter(
         lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
     )
