@@ -71,6 +71,7 @@ from forebay_bench._place import open_place
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench.engines import forebay_log, que
 from forebay_bench.engines.classic_queue import ClassicQueue
+from forebay_bench.plot import from_zero, label_ends
 from forebay_bench.scenarios._held_load import (
     CLAIM_ROWS,
     ENQUEUE_ROWS,
@@ -82,7 +83,6 @@ from forebay_bench.scenarios._held_load import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from forebay_bench._place import Place
@@ -564,9 +564,9 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
                 zorder=3 if name == "ours" else 2,
             )
             ends.append((*points[-1], LABELS[name], COLOURS[name]))
-        _from_zero(axes, whole=key != "claim_p50_ms")
+        from_zero(axes, whole=key != "claim_p50_ms")
         axes.axvline(0, color="#333333", linewidth=1, linestyle=(0, (4, 3)))
-        _label_ends(axes, ends, label_height)
+        label_ends(axes, ends, label_height)
     bottom.set_xlabel(
         "age of the open transaction, seconds (each queue's own time: they take turns)"
     )
@@ -582,32 +582,3 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
         fontsize=10,
         color="#333333",
     )
-
-
-def _from_zero(axes: Axes, *, whole: bool) -> None:
-    """Begin the values of a panel at 0; ``whole``: they are counts, which have no parts."""
-    high = axes.get_ylim()[1]
-    axes.set_ylim(0, max(1.0, high) if whole else high)
-    if whole:
-        axes.locator_params(axis="y", integer=True)
-    axes.yaxis.set_major_formatter(
-        lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
-    )
-
-
-def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: float) -> None:
-    """Label each line at its end, and move overlapping labels apart.
-
-    Args:
-        axes: the panel.
-        ends: the end, label and colour of each line.
-        height: of a label, as a share of the panel's.
-    """
-    low, high = axes.get_ylim()
-    place = low - height / 4 * (high - low)  # The lowest label stands above the axis.
-    for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
-        place = max(y, place + height * (high - low))
-        axes.annotate(
-            text, (x, place), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
-            fontsize=10, fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
