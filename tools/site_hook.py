@@ -6,7 +6,8 @@
   becomes the title of its block.
 - The page `reference/api.md` is made from the docstrings of the public names.
 - The search finds guides before design pages and decisions, and by the words of Celery: those in
-  the table `Words` of `coming-from.md` are tags of the guides that their rows link to.
+  the table `Words` of `coming-from/index.md` are tags of the guides that their rows link to.
+- The address of a page that was moved leads to its new one.
 - Each link to another server is checked for its form, and each list for the empty line that
   Markdown wants before it: problems are warnings, which end the build.
 """
@@ -26,6 +27,8 @@ from mkdocs.structure.pages import Page
 _ROOT = Path(__file__).resolve().parents[1]
 _DOCS = _ROOT / "docs"
 _PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+#: Where a page was, and where it is.
+_MOVED = {"coming-from.html": "coming-from/index.html"}
 _log = logging.getLogger("mkdocs.hooks.site")
 
 #: How much a page counts in the search, by the beginning of its address; 1 where none fits.
@@ -57,6 +60,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in _PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(_ROOT / source)))
     files.append(File.generated(config, "reference/api.md", content=_api()))
+    for old, new in _MOVED.items():
+        files.append(File.generated(config, old, content=_redirect(new)))
     return files
 
 
@@ -82,15 +87,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(parts)
 
 
+def _redirect(address: str) -> str:
+    """Return a page that leads to another one, from the top of the site."""
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Moved</title>'
+        f'<link rel="canonical" href="{address}"><meta name="robots" content="noindex">'
+        f'<meta http-equiv="refresh" content="0; url={address}">'
+        f'<a href="{address}">This page has moved.</a></html>'
+    )
+
+
 @functools.cache
 def _words() -> dict[str, list[str]]:
     """Return the words of Celery by the page that explains what is used instead."""
-    text = (_DOCS / "coming-from.md").read_text(encoding="utf-8").partition("\n## Words\n")[2]
+    text = (_DOCS / "coming-from/index.md").read_text(encoding="utf-8").partition("\n## Words\n")[2]
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         cells = line.split(" | ")
         if link := _LINK.search(cells[-1]):
-            page = link["target"].partition("#")[0]
+            page = link["target"].partition("#")[0].removeprefix("../")
             found.setdefault(page, []).extend(re.findall(r"`(\w+)`", cells[0]))
     return found
 

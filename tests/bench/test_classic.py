@@ -1,10 +1,13 @@
 """The ordinary queue that ours is compared with does what it should."""
 
+import contextlib
+
 import pytest
 
 from forebay_bench import Place
 from forebay_bench._engine import runner
 from forebay_bench.engines import classic
+from forebay_bench.engines.classic_queue import ClassicQueue
 from tests.support.engine import connect, one
 from tests.support.waiting import wait_for
 
@@ -28,6 +31,21 @@ def test_each_job_is_handed_out_once_in_order(table, empty_database):
     ids = [sorted(job[0] for job in jobs) for jobs in (first, second)]
     assert ids == [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10]]
     assert classic.claim(table, 10) == []
+
+
+def test_a_claim_keeps_its_limit_whatever_the_statistics_say(empty_database):
+    """
+    With those of an empty table, as after a while without waiting jobs, and with the plans that the
+    benchmarks allow.
+    """
+    with contextlib.closing(ClassicQueue(empty_database)) as queue:
+        queue.conn.execute("alter table classic_job set (autovacuum_enabled = false)")
+        for _ in range(3):
+            queue.enqueue(500)
+            queue.end(queue.claim(500), [])
+            queue.conn.execute("analyze classic_job")
+        queue.enqueue(20)
+        assert [len(queue.claim(3)) for _ in range(3)] == [3, 3, 3]
 
 
 def test_a_finished_job_is_gone_and_a_retried_one_comes_again(table):

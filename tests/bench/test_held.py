@@ -128,6 +128,44 @@ def test_a_hard_run_has_its_number_of_jobs(place, mix):
     assert [len(table.rows) for table in report.tables] == [1, 10]
 
 
+@pytest.mark.parametrize("waiting", [0, 1, 8, 2000])
+def test_the_plot_has_no_parts_of_a_job_and_begins_at_zero(waiting):
+    """
+    Whatever the numbers, also where no job ever waits. A transaction that is not open has no age.
+    """
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    found = {
+        "ours": drawn(waiting=[0] * 12, dead_rows=[0] * 12),
+        "classic": drawn(waiting=[0] * 11 + [waiting], dead_rows=[100 * i for i in range(12)]),
+    }
+    figure = Figure(figsize=(9, 6))
+    held._draw(found, "a session opens a transaction", figure)
+    figure.canvas.draw()
+    top, middle, bottom = figure.axes
+    for axes in figure.axes:
+        assert axes.get_ylim()[0] == 0
+    for axes in (middle, bottom):
+        assert all(float(tick).is_integer() for tick in axes.get_yticks())
+    ages = [label.get_text() for label in bottom.get_xticklabels()]
+    assert "0" in ages
+    assert not [age for age in ages if age.startswith(("-", "\N{MINUS SIGN}"))]
+    assert f"the next {held.CLAIM_ROWS} jobs" in top.get_title(loc="left")
+
+
+def drawn(**series: list[int]) -> _held_load.Engine:
+    """An engine with samples, a second before the transaction and ten in it."""
+    engine = _held_load.Engine(Instant(), "plain", delay_seconds=0, due_is_kept=True)
+    engine.turns = [_held_load.Turn(seconds=0.2) for _ in range(12)]
+    engine.samples = [
+        {"seconds": 0.2 * number, "claim_p50_ms": 1.0}
+        | {name: values[number] for name, values in series.items()}
+        for number in range(12)
+    ]
+    return engine
+
+
 def test_a_mix_that_does_not_exist_is_refused(place):
     """
     The error names the mixes there are.

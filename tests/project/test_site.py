@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "index",
     "tutorial/first-job",
-    "coming-from",
+    "coming-from/index",
+    "coming-from/ulak",
     "howto/troubleshooting",
     "howto/unique-jobs",
     "reference/job-states",
@@ -81,6 +82,16 @@ def test_a_page_loads_nothing_from_elsewhere_and_fits_a_phone(site, page, name):
     assert [address for address in loaded if not address.startswith((site, "data:"))] == []
     assert page.value("document.documentElement.scrollWidth") <= 390
     assert page.problems == []
+
+
+def test_the_address_of_a_moved_page_leads_to_the_page(site, page):
+    """
+    Links of other sites to the old address still work.
+    """
+    page.resize(1280, 900)
+    page.go(f"{site}/coming-from.html")
+    page.wait("location.pathname === '/coming-from/index.html'")
+    page.see("Enqueue in my transaction", "h2")
 
 
 #: What people look for, and the guide that answers.

@@ -144,3 +144,32 @@ def stacked(
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(what)
     axes.set_title(title)
+
+
+def from_zero(axes: Axes, *, whole: bool) -> None:
+    """Begin the values of a panel at 0; ``whole``: they are counts, which have no parts."""
+    high = axes.get_ylim()[1]
+    axes.set_ylim(0, max(1.0, high) if whole else high)
+    if whole:
+        axes.locator_params(axis="y", integer=True)
+    axes.yaxis.set_major_formatter(
+        lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
+    )
+
+
+def label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: float) -> None:
+    """Label each line at its end, and move overlapping labels apart.
+
+    Args:
+        axes: the panel.
+        ends: the end, label and colour of each line.
+        height: of a label, as a share of the panel's.
+    """
+    low, high = axes.get_ylim()
+    place = low - height / 4 * (high - low)  # The lowest label stands above the axis.
+    for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
+        place = max(y, place + height * (high - low))
+        axes.annotate(
+            text, (x, place), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
+            fontsize=10, fontweight="bold", annotation_clip=False,
+        )  # fmt: skip

@@ -39,7 +39,8 @@ from generate_series(1, %s) i
 
 _WRITE_ONE: Final = "insert into que_job (queue, kind, args) values ('bench', 'noop', '{}')"
 
-_WALK: Final = """
+#: Takes up to ``limit`` jobs; each row of the walk is a job that it passed.
+WALK: Final = """
 with recursive walk as (
     select f.priority, f.run_at, f.id, l.got, l.got::integer as taken
     from (select priority, run_at, id from que_job
@@ -59,9 +60,9 @@ with recursive walk as (
 select id from walk where got
 """
 
+#: Without an order: the planner would walk the other index once more for it.
 _LOOK_AGAIN: Final = """
-select priority, run_at, id, kind, args, failures from que_job where id = any(%s) order by priority,
-    run_at, id
+select priority, run_at, id, kind, args, failures from que_job where id = any(%s)
 """
 
 _UNLOCK: Final = "select pg_advisory_unlock(id) from unnest(%s::bigint[]) id"
@@ -89,12 +90,15 @@ class Que:
 
     def claim(self, limit: int) -> list[Taken]:
         """Walk, and take the jobs that could be locked and still exist."""
-        ids = [
-            row[0] for row in self.conn.execute(_WALK, {"limit": limit}, prepare=True).fetchall()
-        ]
+        ids = [row[0] for row in self.conn.execute(WALK, {"limit": limit}, prepare=True).fetchall()]
+        return self.take(ids)
+
+    def take(self, ids: Sequence[int]) -> list[Taken]:
+        """Look at the locked jobs again, and let go of those that are gone."""
         if not ids:
             return []
-        rows = self.conn.execute(_LOOK_AGAIN, [ids], prepare=True).fetchall()
+        rows = self.conn.execute(_LOOK_AGAIN, [list(ids)], prepare=True).fetchall()
+        rows.sort(key=lambda row: row[:3])
         gone = set(ids) - {row[2] for row in rows}
         if gone:
             self.conn.execute(_UNLOCK, [list(gone)], prepare=True)

@@ -71,6 +71,7 @@ from forebay_bench._place import open_place
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench.engines import forebay_log, que
 from forebay_bench.engines.classic_queue import ClassicQueue
+from forebay_bench.plot import from_zero, label_ends
 from forebay_bench.scenarios._held_load import (
     CLAIM_ROWS,
     ENQUEUE_ROWS,
@@ -82,7 +83,6 @@ from forebay_bench.scenarios._held_load import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from forebay_bench._place import Place
@@ -171,7 +171,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     for mix in mixes:
         bars += _bars(mix, holder, found[mix], segments[mix], options)
     notes += [
-        f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate database",
+        (
+                f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate "
+                f"database; a claim takes up to {CLAIM_ROWS} jobs"
+                ),
         (
                 f"{_TURNS} turns of {_longest(found):.1f} s each under the holder {holder}, in "
                 f"alternating order; in between a clock stands still"
@@ -526,7 +529,7 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
         (
             top,
             "claim_p50_ms",
-            f"time to get the next job (in fact {CLAIM_ROWS} at a time), milliseconds",
+            f"time to get the next {CLAIM_ROWS} jobs, milliseconds",
             0.08,
         ),
         (
@@ -561,15 +564,14 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
                 zorder=3 if name == "ours" else 2,
             )
             ends.append((*points[-1], LABELS[name], COLOURS[name]))
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(
-            lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
-        )
+        from_zero(axes, whole=key != "claim_p50_ms")
         axes.axvline(0, color="#333333", linewidth=1, linestyle=(0, (4, 3)))
-        _label_ends(axes, ends, label_height)
+        label_ends(axes, ends, label_height)
     bottom.set_xlabel(
         "age of the open transaction, seconds (each queue's own time: they take turns)"
     )
+    # Left of the line it is not open, so it has no age.
+    bottom.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 0 else "")
     high = top.get_ylim()[1]
     top.annotate(
         what,
@@ -580,21 +582,3 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
         fontsize=10,
         color="#333333",
     )
-
-
-def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: float) -> None:
-    """Label each line at its end, and move overlapping labels apart.
-
-    Args:
-        axes: the panel.
-        ends: the end, label and colour of each line.
-        height: of a label, as a share of the panel's.
-    """
-    low, high = axes.get_ylim()
-    place = low - height / 4 * (high - low)  # The lowest label stands above the axis.
-    for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
-        place = max(y, place + height * (high - low))
-        axes.annotate(
-            text, (x, place), xytext=(6, 0), textcoords="offset points", color=colour, va="center",
-            fontsize=10, fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
