@@ -190,7 +190,7 @@ def validate(
     name: Name,
     *,
     sink: Annotated[str, option("--sink TYPE", "Where it sends to, such as http.")],
-    setting: Settings = None,
+    setting: SinkSettings = None,
     config: Config = None,
     options: Options,
     dsn: Dsn = None,
