@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from forebay.testing._copies import OWN_COPY
+from forebay.testing.copies import OWN_COPY
 from tests.support import django_project
 from tests.support.fix_db import fresh_database, make_migrated
 

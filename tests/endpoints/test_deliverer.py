@@ -490,7 +490,7 @@ async def test_a_delivery_of_a_dropped_endpoint_is_dead(database, conn, shop):
     conn.execute("delete from forebay.endpoint")
     async with delivering(database):
         await wait_for_async(lambda: letters(database))
-    assert "does not exist" in letters(database)[0].errors[-1].message
+    assert "was dropped" in letters(database)[0].errors[-1].message
 
 
 # --- the breaker ---

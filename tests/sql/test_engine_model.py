@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from forebay.testing._copies import OWN_COPY
+from forebay.testing.copies import OWN_COPY
 from tests.support.engine import (
     STEPS,
     Reader,

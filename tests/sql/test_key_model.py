@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from forebay.testing._copies import OWN_COPY
+from forebay.testing.copies import OWN_COPY
 from tests.support import key_model
 from tests.support.engine import STEPS, connect, one, small_segments
 from tests.support.fix_db import fresh_database

@@ -23,7 +23,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from forebay.embedded import EmbeddedServer, temporary_server
-from forebay.testing._copies import OWN_COPY
+from forebay.testing.copies import OWN_COPY
 from forebay.upgrade.migrate import migrate
 from tests.support.hostile import Hostile
 from tests.support.pgbouncer import PgBouncer

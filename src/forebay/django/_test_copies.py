@@ -21,7 +21,7 @@ def own_test_copy(connection: BaseDatabaseWrapper, **_: Any) -> None:
     # Django's documented sign that tests run: it exists at no other time.
     if not hasattr(mail, "outbox") or not has_schema(connection.alias):
         return
-    from forebay.testing._copies import OWN_COPY  # noqa: PLC0415 - for tests only
+    from forebay.testing.copies import OWN_COPY  # noqa: PLC0415 - for tests only
 
     with connection.cursor() as cursor:
         cursor.execute(OWN_COPY)

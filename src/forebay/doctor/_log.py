@@ -281,24 +281,7 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
         "alive": [{"worker": worker, "jobs": jobs} for worker, jobs in alive],
         "silent": len(found),
     }
-    if others:
-        known = latest_version()
-        listed = ", ".join(f"{worker} ({version or 'unknown'})" for worker, version in others[:5])
-        if len(others) > 5:
-            listed += f" and {len(others) - 5} more"
-        found.append(
-            Finding(
-                "workers",
-                Level.NOTICE,
-                f"{counted(len(others), 'worker')} of another schema version than this library's"
-                f" {known}: {listed}",
-                (
-                    "Both versions can run side by side; post migrations wait until the last "
-                    "older worker ends."
-                ),
-                {"others": [{"worker": worker, "version": version} for worker, version in others]},
-            )
-        )
+    found += _of_another_version(others)
     if alive:
         running = sum(jobs for _, jobs in alive)
         what = f"{counted(len(alive), 'worker')} alive, holding {counted(running, 'job')}"
@@ -306,6 +289,28 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
     else:
         found.append(Finding("workers", Level.NOTICE, "no worker is running", None, facts))
     return found
+
+
+def _of_another_version(others: list[tuple[str, int | None]]) -> list[Finding]:
+    """Return the finding about the live workers of another schema version, if there are some."""
+    if not others:
+        return []
+    listed = ", ".join(f"{worker} ({version or 'unknown'})" for worker, version in others[:5])
+    if len(others) > 5:
+        listed += f" and {len(others) - 5} more"
+    return [
+        Finding(
+            "workers",
+            Level.NOTICE,
+            f"{counted(len(others), 'worker')} of another schema version than this library's"
+            f" {latest_version()}: {listed}",
+            (
+                "Both versions can run side by side; post migrations wait until the last "
+                "older worker ends."
+            ),
+            {"others": [{"worker": worker, "version": version} for worker, version in others]},
+        )
+    ]
 
 
 _QUEUES_SQL: Final = """

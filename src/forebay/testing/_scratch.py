@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from forebay.testing._clock import install_clock
-from forebay.testing._copies import OWN_COPY
+from forebay.testing.copies import OWN_COPY
 from forebay.upgrade.migrate import migrate
 
 if TYPE_CHECKING:

@@ -70,8 +70,7 @@ begin
         where not r.is_within
         union all
         select 10, r.field, format('%s is null', r.field), null
-        from (values ('concurrency', e.concurrency is null), ('breaker_threshold', e.breaker_threshold is null),
-                     ('breaker_cooldown', e.breaker_cooldown is null), ('keeps_response', e.keeps_response is null),
+        from (values ('keeps_response', e.keeps_response is null),
                      ('disable_on_gone', e.disable_on_gone is null)) r (field, is_null)
         where r.is_null) p
     order by p.place, p.field collate "C";
