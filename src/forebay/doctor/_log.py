@@ -218,8 +218,8 @@ _LEASES_SQL: Final = """
 select l.lease_id, l.worker, extract(epoch from clock_timestamp() - l.opened_at)::float8,
        extract(epoch from clock_timestamp() - h.heartbeat_at)::float8, l.suspect_seconds,
            l.lease_seconds,
-       coalesce(j.jobs, 0)::bigint, l.version,
-       coalesce(l.details ->> 'interface' = 'sql', false)
+       coalesce(j.jobs, 0)::bigint,
+       case when l.details ->> 'interface' = 'sql' then 0 else l.version end
 from forebay.lease l
 left join lateral (select b.heartbeat_at from forebay.heartbeat b
                    where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
@@ -247,7 +247,7 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
     found = []
     alive = []
     others = []
-    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs, version, is_plain in rows:
+    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs, version in rows:
         facts = {
             "lease": lease,
             "worker": worker,
@@ -258,7 +258,8 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
         # An idle worker sends a heartbeat less often.
         if silent is not None and silent <= (suspect_seconds if jobs else lease_seconds):
             alive.append((worker, jobs))
-            if version != latest_version() and not is_plain:
+            # 0: its functions keep their meaning over versions.
+            if version not in (0, latest_version()):
                 others.append((worker, version))
             continue
         length = "since it started" if silent is None else f"for {human_duration(silent)}"
