@@ -4,14 +4,11 @@
 -- in the same order. This is the fastest way to send many. The other parameters are those of
 -- forebay.send() and apply to all messages.
 --
--- Example:
---   select forebay.send_many('shop', array_agg(jsonb_build_object('order', n)))
---   from generate_series(1, 1000) n;
---
 -- Errors: those of forebay.send(), naming the first bad message by its index, from 0. All messages
 --   are sent, or none.
 -- Transaction: the caller's.
 -- Locks: as forebay.enqueue().
+-- See: docs/howto/endpoints.md#send-a-message
 -- pages: 80 + 8 a message
 create function forebay.send_many(
     endpoint text, payloads jsonb[], kind text default 'message', priority integer default 100, delay interval default null,
@@ -60,13 +57,10 @@ $$;
 -- seconds; only `endpoint` and `payload` are required. With `unique_as` an id may be that of an
 -- existing delivery.
 --
--- Example:
---   select forebay.send_many('[{"endpoint": "shop", "payload": {"order": 1}, "unique_as": {"once": "order 1"}},
---                              {"endpoint": "mail", "payload": "hello", "delay": 60}]');
---
 -- Errors: those of forebay.send(), naming the first bad message by its index, from 0.
 -- Transaction: the caller's.
 -- Locks: as forebay.enqueue().
+-- See: docs/howto/endpoints.md#send-a-message
 -- pages: 80 + 10 a message
 create function forebay.send_many(messages jsonb) returns bigint[]
 language plpgsql volatile security definer
