@@ -120,6 +120,33 @@ def test_the_maximum_is_that_of_the_job_then_of_the_queue(conn, database, of_job
         assert letter_of(conn, job_id)[:2] == ("exhausted", most)
 
 
+def test_what_nobody_else_has_set_is_that_of_the_database(conn, database):
+    """The number of attempts, and how long a retry waits."""
+    settings = {
+        "max_attempts": "3",
+        "retry_strategy": "fixed",
+        "retry_base_seconds": "7",
+        "retry_jitter": "false",
+    }
+    for name, value in settings.items():
+        conn.execute("select forebay.configure(%s, %s)", [name, value])
+    due = (
+        "select extract(epoch from run_at - forebay._now()) from forebay.deferred order by xid desc"
+    )
+    with Consumer(database) as consumer:
+        job_id = enqueue(conn)
+        for attempt in (1, 2):
+            (job,) = consumer.take()
+            assert job["max_attempts"] == 3
+            assert consumer.settle("failed", [job], "no") == ["settled"]
+            assert 6 < one(conn, due) <= 7
+            shift_clock(conn, 10 * attempt)
+            consumer.take()
+        (job,) = consumer.take()
+        consumer.settle("failed", [job], "no")
+        assert letter_of(conn, job_id)[:2] == ("exhausted", 3)
+
+
 def test_retries_wait_as_those_of_python(conn, database):
     """5 s, doubled, up to an hour, of which up to half is left out; or until the caller's time."""
     with Consumer(database) as consumer:

@@ -81,11 +81,11 @@ $$;
 --   error      what happened, for people; 4,096 characters are kept
 --   type       the class of the error; dead letters with one kind and class have one cause
 --   traceback  where it happened; 16,384 characters are kept
---   retry_at   when they run again; null: after 5 seconds, doubled for each failed attempt up to an
---              hour, of which a random part of the second half is left out
+--   retry_at   when they run again; null: by the settings of the database that begin with `retry_`,
+--              see forebay.settings()
 --
--- The maximum of attempts is that of the job, else that of its queue, else 20. A job with a
--- cancellation request is cancelled instead.
+-- The maximum of attempts is that of the job, else that of its queue, else that of the database. A
+-- job with a cancellation request is cancelled instead.
 --
 -- Errors: JQ001 a text that is no token, or a bad value; 40001 as forebay.done().
 -- Transaction: any; see forebay.done().
@@ -113,7 +113,7 @@ begin
         select case when r.used + 1 >= r.most
                     then jsonb_build_object('outcome', 'dead', 'reason', 'exhausted', 'holds_key', r.holds_key)
                     else jsonb_build_object('outcome', 'retried', 'after', greatest(0, coalesce(
-                             v_after, least(3600, 5 * 2 ^ least(r.used, 20)) * (0.5 + random() / 2)))) end
+                             v_after, forebay._retry_delay(r.used + 1)))) end
                || jsonb_build_object('error', v_error || jsonb_build_object('max_attempts', r.most))
         from forebay._held_rows(failed.tokens) r order by r.nr)) s;
 end
@@ -288,7 +288,7 @@ $$;
 create function forebay._held_rows(p_tokens text[]) returns table (nr bigint, used integer, most integer, holds_key boolean)
 language sql volatile
 as $$
-    select t.nr, coalesce(r.attempt, 0), coalesce(r.max_attempts, forebay._queue_attempts(l.queue), 20),
+    select t.nr, coalesce(r.attempt, 0), coalesce(r.max_attempts, forebay._queue_attempts(l.queue), forebay._setting_value('max_attempts'))::integer,
            r.ordering_key is not null and exists (select from forebay.kind_queue k where k.kind = r.kind and k.holds_key)
     from unnest(p_tokens) with ordinality t (token, nr)
     cross join lateral forebay._place_of(t.token) p

@@ -101,7 +101,7 @@ begin
         select format('%s-%s-%s%s', v_lease, v_no, j.nr, case when j.job -> 12 ? 'forebay-subject' then 's' end),
                coalesce(nullif((j.job ->> 4)::bigint, 0), (j.job ->> 0)::bigint), j.job ->> 1, j.job -> 3,
                coalesce((j.job ->> 7)::integer, 0) + 1,
-               coalesce((j.job ->> 9)::integer, forebay._queue_attempts(take.queue), 20),
+               coalesce((j.job ->> 9)::integer, forebay._queue_attempts(take.queue), forebay._setting_value('max_attempts'))::integer,
                j.job ->> 10, j.job ->> 11, nullif(j.job -> 12, 'null'), j.job ->> 5, j.job ->> 13,
                forebay._instant((j.job ->> 2)::bigint),
                coalesce(forebay._instant((j.job ->> 6)::bigint), forebay._instant((j.job ->> 2)::bigint) + interval '30 days'), v_until

@@ -63,6 +63,18 @@ as $$
 $$;
 
 
+-- The delay after a failed attempt by the settings of the database, with its random part.
+create function forebay._retry_delay(p_attempt integer) returns double precision
+language sql volatile
+as $$
+    select forebay._policy_delay(
+               jsonb_build_object('backoff', s.all ->> 'retry_strategy', 'base_delay', s.all -> 'retry_base_seconds', 'max_delay', s.all -> 'retry_cap_seconds'),
+               p_attempt)
+           * case when (s.all -> 'retry_jitter')::boolean then 0.5 + random() / 2 else 1 end
+    from (select jsonb_object_agg(i.name, i.value) as all from forebay.setting i where i.name like 'retry\_%') s
+$$;
+
+
 -- The problem with a policy, a JSON object, or null.
 create function forebay._policy_problem(p_policy jsonb) returns text
 language sql immutable
