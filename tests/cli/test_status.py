@@ -8,7 +8,7 @@ from forebay.doctor import examine
 from forebay.watch.metrics import _check
 from tests.support.delivering import create_endpoint, send
 from tests.support.engine import Reader, enqueue, one, shift_clock
-from tests.support.mutant import break_function
+from tests.support.mutant import alter_function
 from tests.support.waiting import wait_for
 
 
@@ -93,9 +93,9 @@ def test_a_first_count_that_takes_long_is_made_for_each_queue(forebay, conn, mon
     for settings in (examine._SETTINGS, _check._SETTINGS):
         monkeypatch.setitem(settings, "statement_timeout", "300ms")
     slow = "if p_queues is null then perform pg_sleep(5); end if; perform forebay._require"
-    break_function(conn.info.dsn, "renew_counters_v1", ("perform forebay._require", slow))
+    alter_function(conn.info.dsn, "renew_counters_v1", ("perform forebay._require", slow))
     if name == "metrics":
-        break_function(
+        alter_function(
             conn.info.dsn, "measurements", ("return jsonb", "perform pg_sleep(5); return jsonb")
         )
     answer = forebay(name)

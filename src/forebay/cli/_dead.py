@@ -43,7 +43,6 @@ from forebay.cli.output import (
 )
 from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, DeadLetterNotFound
-from forebay.model.status import shown_args
 from forebay.model.text import counted
 
 if TYPE_CHECKING:
@@ -197,6 +196,8 @@ def _print_letter(letter: DeadLetter) -> None:
     out.print(_facts(letter))
     if letter.args:
         out.print(Text("arguments", style="bold"))
+        from forebay.model.status import shown_args
+
         out.print(json_text(shown_args(letter)))
     for failure in letter.errors:
         out.print()

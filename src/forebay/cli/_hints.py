@@ -50,7 +50,6 @@ HINTS: Final[dict[str, dict[str, str]]] = {
         "create": (
             "A queue needs no creation: enqueue to it, and run a worker with `--queue QUEUE`."
         ),
-        "show": "`forebay queues list --queue QUEUE`.",
         "stats": "`forebay queues list`.",
     },
     "dead": {

@@ -298,7 +298,8 @@ def _as_json(value: Any, name: str) -> str:
     try:
         return encode_json(dict(value) if isinstance(value, Mapping) else value)
     except InvalidJob as error:
-        raise InvalidJob(f"{name}: {error.field}", str(error.problem), hint=error.hint) from None
+        field = f"{name}{error.field.removeprefix('args')}"
+        raise InvalidJob(field, str(error.problem), hint=error.hint) from None
 
 
 def _check_names(names: Any) -> None:
