@@ -13,8 +13,8 @@ from tests.support.engine import Reader, enqueue, one, shift_clock, small_segmen
 
 JOB_KEYS = {
     "args", "attempt", "cancel_requested", "claimed_at", "correlation_id", "dead_id", "ended_at",
-    "endpoint", "enqueued_at", "expires_at", "group", "headers", "job_id", "kind", "limit_key", "max_attempts",
-    "ordering_key", "place", "priority", "queue", "redriven_as", "redriven_from",
+    "endpoint", "enqueued_at", "expires_at", "group", "headers", "job_id", "kind", "limit_key",
+    "max_attempts", "ordering_key", "place", "priority", "queue", "redriven_as", "redriven_from",
     "redriven_from_dead_id", "run_at", "state", "tag", "unique_key", "worker",
 }  # fmt: skip
 

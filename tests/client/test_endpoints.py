@@ -78,7 +78,7 @@ def test_what_is_refused_has_its_class_and_its_facts(client):
     assert bad.value.field == "concurrency"
     with pytest.raises(InvalidJob, match="colour"):
         client.alter_endpoint("shop", colour="red")
-    with pytest.raises(InvalidJob, match="^retry is a set, which"):
+    with pytest.raises(InvalidJob, match=r"^retry is a set, which"):
         client.alter_endpoint("shop", retry={1, 2})
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from forebay.doctor import CHECKS, Level, without_workers
 from forebay.doctor.examine import look, read_session
 from forebay.model.problems import Problem
-from forebay.watch.metrics import check_session, count_backlogs
+from forebay.watch.backlogs import count_backlogs
+from forebay.watch.metrics import check_session
 from forebay.watch.problems import command_in, in_order
 
 if TYPE_CHECKING:

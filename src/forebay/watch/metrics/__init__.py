@@ -2,7 +2,7 @@
 ``forebay.measurements()``.
 """
 
-from forebay.watch.metrics._check import acheck, check, check_session, count_backlogs
+from forebay.watch.metrics._check import acheck, check, check_session
 from forebay.watch.metrics._exporter import CONTENT_TYPE, Exporter
 from forebay.watch.metrics._families import DATABASE as DATABASE_METRICS
 from forebay.watch.metrics._families import WORKER as WORKER_METRICS
@@ -18,6 +18,5 @@ __all__ = [
     "acheck",
     "check",
     "check_session",
-    "count_backlogs",
     "metric_names",
 ]

@@ -12,10 +12,10 @@ from forebay.errors import ForebayError
 from forebay.model.doors import declaring_door
 from forebay.model.text import logger
 from forebay.watch import operations
+from forebay.watch.backlogs import count_each_backlog
 from forebay.watch.metrics._check import (
     CALL_SECONDS,
     check_session,
-    count_each_backlog,
     new_session,
 )
 from forebay.watch.metrics._families import VALUES_MAX, families_of, text_of
