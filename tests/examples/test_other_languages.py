@@ -23,7 +23,7 @@ def test_a_worker_does_its_jobs(conn, database, tmp_path, language):
     )
     unknown = enqueue(conn, kind="unknown", queue="q", max_attempts=1)
     logins = [enqueue(conn, kind="count_login", queue="q", args={"user_id": n}) for n in range(5)]
-    with other_worker(database, language, "q", tmp_path / "log") as worker:
+    with other_worker(database, language, "q", tmp_path / "log", lease=30) as worker:
         ended = "select count(*) from forebay.job(%s) where state in ('done', 'dead')"
         wait_for(
             lambda: all(one(conn, ended, job_id) for job_id in [first, unknown, *logins]),

@@ -1,7 +1,7 @@
 -- grant: worker
 
--- Take up to `n` jobs of a queue, one row for each. Without a row nothing can be started now: wait a
--- moment, then call again.
+-- Take up to `n` jobs of a queue, one row for each. Without a row wait a moment, then call again: the
+-- call has found nothing, or has only cleared the way for the next one.
 --
 -- The jobs of one call are of one priority. Of jobs with the same ordering key, a worker gets the
 -- next one when the one before has ended. A job that was running when its worker was lost comes
@@ -86,8 +86,8 @@ begin
         from forebay.ready_v1(array[v_group], v_millis) r
         cross join lateral (select i.sort from forebay.lane i where i.lane = r.lane limit 1) l
         cross join (select random() as u offset 0) d
-        -- One of ten calls serves a lower priority first, by chance.
-        order by case when d.u < 0.1 then random() end, r.priority, not r.is_private, r.is_suspect, random()
+        -- One of ten calls serves any priority first, by chance.
+        order by case when d.u < 0.1 then md5(r.priority || ' ' || d.u) end, r.priority, not r.is_private, r.is_suspect, random()
     loop
         v_jobs := forebay.claim_v1(v_lease, v_no, v_floor, v_group, v_lane.lane, case when v_lane.is_rated then 1 else take.n end);
         exit when v_jobs is not null or not forebay._is_alone();
