@@ -298,7 +298,7 @@ def _as_json(value: Any, name: str) -> str:
     try:
         return encode_json(dict(value) if isinstance(value, Mapping) else value)
     except InvalidJob as error:
-        field = f"{name}{error.field.removeprefix('args')}"
+        field = name + (error.field or "args").removeprefix("args")
         raise InvalidJob(field, str(error.problem), hint=error.hint) from None
 
 
