@@ -1,5 +1,8 @@
 """Lost: the job is sent after the commit, and the process dies in between."""
 
+# redis has types for a part of its functions.
+# pyright: reportUnknownMemberType=false
+
 import os
 import signal
 import subprocess

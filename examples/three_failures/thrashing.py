@@ -1,7 +1,7 @@
 """Thrashing: each job costs more than the one before, while some transaction is open."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import psycopg
 
@@ -69,7 +69,7 @@ def pages_while_held(conn: psycopg.Connection, work: Callable[[], None]) -> Iter
 
 
 @contextlib.contextmanager
-def forgotten_report() -> Iterator[None]:
+def forgotten_report() -> Generator[None, None, None]:
     with psycopg.connect(ours.app.dsn) as report:
         report.execute("set transaction isolation level repeatable read")
         report.execute("select count(*) from failures_user")
