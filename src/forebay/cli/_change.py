@@ -51,8 +51,8 @@ _CONDITIONS: Final[dict[str, Given]] = {
     "correlation_id": option("--correlation-id ID", "Only this correlation id."),
     "subject": option("--subject SUBJECT", "Only runs of this subject."),
     "endpoint": option("--endpoint ENDPOINT", "Only deliveries to this endpoint."),
-    "enqueued_after": option("--enqueued-after TIME", f"Only jobs enqueued since: {AGE}."),
-    "enqueued_before": option("--enqueued-before TIME", f"Only jobs enqueued before: {AGE}."),
+    "enqueued_after": option("--enqueued-after TIME", f"Enqueued since: {AGE}."),
+    "enqueued_before": option("--enqueued-before TIME", f"Enqueued before: {AGE}."),
 }
 _TIMES: Final = ("enqueued_after", "enqueued_before")
 

@@ -312,8 +312,8 @@ def summary(
     """Count dead letters by queue or endpoint, kind, reason and error, with those that were
     redriven and deleted.
 
-    Open are those that exist and were not redriven. Oldest and newest are the first and the last
-    death of those that exist.
+    Open are those that exist and were not redriven. With --json also the first and the last death of
+    those that exist.
     """
     found = client_of(dsn).dead_summary(queue, endpoint=endpoint)
     if as_json:
@@ -324,7 +324,7 @@ def summary(
         out.print("No dead letters.", style="dim")
         return
     rows = table(
-        "queue", "kind", "reason", "last error", "open", "redriven", "deleted", "oldest", "newest",
+        "queue", "kind", "reason", "last error", "open", "redriven", "deleted", "last",
         right=("open", "redriven", "deleted"), loose=("queue", "kind", "last error"),
     )  # fmt: skip
     for line in found:
@@ -336,7 +336,6 @@ def summary(
             f"{line.not_redriven:,}",
             f"{line.redriven:,}",
             f"{line.deleted:,}",
-            ago(line.oldest_at),
             ago(line.newest_at) if line.newest_at else line.last_died_on.isoformat(),
         )
     out.print(rows)
