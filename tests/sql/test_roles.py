@@ -120,7 +120,7 @@ def test_a_producer_enqueues_and_nothing_else(database, conn):
         "enqueue_unique",
         "cancel",
         "publish",
-        "publish_many",
+        "publish_many", "send_many",
         "queue_known",
         "queue_of",
         "record_direct",

@@ -19,7 +19,7 @@ LIST_MAX: Final = 1000
 STATUS: Final = """\
 to_jsonb(j) || jsonb_build_object(
     'group', j.group_name,
-    'endpoint', case when j.queue = 'forebay.deliver' then j.limit_key end,
+    'endpoint', case when j.queue operator(pg_catalog.=) 'forebay.deliver' then j.limit_key end,
     'expires_at',
     case when j.expires_at < j.enqueued_at + interval '90 years' then j.expires_at end)"""
 
