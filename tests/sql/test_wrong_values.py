@@ -43,10 +43,12 @@ WRONG = {
 GOOD = {
     "act": "'cancel'", "age": "'1 day'", "app": "'shop'", "args": "'{}'", "at": "now()",
     "attempts": "5", "backfill_id": "1", "cause": "'x'", "chunk": "100",
+    "messages": "'[{\"endpoint\": \"main\", \"payload\": 1}]'",
     "config": "'{\"url\": \"https://example.com/x\"}'", "data": "'{}'", "dead_id": "1",
     "endpoint": "'main'", "event_type": "'shop.paid'", "file": "'x'",
     "events": "'[{\"event_type\": \"shop.paid\", \"payload\": {}}]'",
     "filter": "'{\"queue\": \"none\"}'", "first": "1", "from_version": "0", "id": "1",
+    "hosts": "array['a.internal']",
     "instants": "array[now()]", "job_id": "1", "jobs": "1", "key": "'id'", "keys": "array['k']",
     "kind": "'mail'", "lanes": "4", "last": "2", "limit_key": "'k'", "mirror": "'docs'",
     "name": "'main'", "of_queue": "'mail'", "options": "'{}'", "p_action": "'cancel'",
