@@ -43,6 +43,7 @@ WRONG = {
 GOOD = {
     "act": "'cancel'", "age": "'1 day'", "app": "'shop'", "args": "'{}'", "at": "now()",
     "attempts": "5", "backfill_id": "1", "cause": "'x'", "chunk": "100",
+    "messages": "'[{\"endpoint\": \"main\", \"payload\": 1}]'",
     "config": "'{\"url\": \"https://example.com/x\"}'", "data": "'{}'", "dead_id": "1",
     "endpoint": "'main'", "event_type": "'shop.paid'", "file": "'x'",
     "events": "'[{\"event_type\": \"shop.paid\", \"payload\": {}}]'",

@@ -27,6 +27,7 @@ from forebay.testing.copies import OWN_COPY
 from forebay.upgrade.migrate import migrate
 from tests.support.hostile import Hostile
 from tests.support.pgbouncer import PgBouncer
+from tests.support.settings import OUR_HOSTS
 from tests.support.subscriber import SETTINGS as LOGICAL
 
 _SETTINGS = {"max_connections": "200", "max_prepared_transactions": "20"}
@@ -131,8 +132,7 @@ def make_migrated(server: EmbeddedServer, name: str) -> str:
     _admin(server, sql.SQL("create database {} template template0").format(sql.Identifier(name)))
     migrate(server.dsn(name))
     with psycopg.connect(server.dsn(name)) as conn:
-        # The test's servers, which no deliverer has allowed yet.
-        conn.execute("insert into forebay.endpoint_host values ('127.0.0.1'), ('localhost')")
+        conn.execute(OUR_HOSTS)
     return name
 
 

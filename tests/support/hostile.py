@@ -3,7 +3,7 @@
 from forebay.embedded import EmbeddedServer
 from tests.support.engine import connect
 from tests.support.least_privilege import as_login, make_least
-from tests.support.settings import EVIL, HOSTILE, SEARCH_PATH, impose
+from tests.support.settings import EVIL, HOSTILE, OUR_HOSTS, SEARCH_PATH, impose
 
 #: Login roles: the roles that each is a member of.
 _LOGINS = {
@@ -37,6 +37,7 @@ class Hostile:
                     admin.execute(f"grant forebay_{role} to {login}")
             admin.execute(EVIL)
             admin.execute("create publication everything for all tables")
+            admin.execute(OUR_HOSTS)
             # Handlers use the tables that tests make.
             admin.execute("alter default privileges grant all on tables to public")
             admin.execute("alter default privileges grant all on sequences to public")

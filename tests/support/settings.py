@@ -2,6 +2,9 @@
 
 import psycopg
 
+#: The test's servers, which no deliverer has allowed yet: endpoints may lead there.
+OUR_HOSTS = "insert into forebay.endpoint_host values ('127.0.0.1'), ('localhost')"
+
 #: What text looks like, and how it is read.
 OF_TEXT = {
     "client_encoding": "LATIN1",
