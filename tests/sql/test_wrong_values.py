@@ -48,7 +48,7 @@ GOOD = {
     "endpoint": "'main'", "event_type": "'shop.paid'", "file": "'x'",
     "events": "'[{\"event_type\": \"shop.paid\", \"payload\": {}}]'",
     "filter": "'{\"queue\": \"none\"}'", "first": "1", "from_version": "0", "id": "1",
-    "hosts": "'{}'", "messages": "'[]'",
+    "hosts": "array['a.internal']",
     "instants": "array[now()]", "job_id": "1", "jobs": "1", "key": "'id'", "keys": "array['k']",
     "kind": "'mail'", "lanes": "4", "last": "2", "limit_key": "'k'", "mirror": "'docs'",
     "name": "'main'", "of_queue": "'mail'", "options": "'{}'", "p_action": "'cancel'",
