@@ -164,9 +164,10 @@ def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Chec
         "create index failure_by_node on forebay.failure (node);\ncreate index failure_by_job",
     )
     checkout.edit(
-        "tables/setting.sql",
-        "('args_depth_max', 64),",
-        "('args_depth_max', 64),\n    ('nodes_max', 8),",
+        "functions/shared/settings.sql",
+        "(20, 'reserve_rows',",
+        "(21, 'nodes_max', 'integer', '8', 1, 100, null, 'nodes', false, false, 'nodes'),\n"
+        "        (20, 'reserve_rows',",
     )
     (checkout.sql / "schema" / "tables" / "node.sql").write_text(
         "create sequence forebay.node_seq as bigint cache 1;\n\n"
@@ -193,7 +194,7 @@ def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Chec
     assert "_set_aside('forebay.enqueue(" in pre
     assert pre.index("create sequence forebay.node_seq") < pre.index("create table forebay.node (")
     assert "create or replace function forebay.nodes()" in pre
-    assert "('nodes_max', 8)" in pre
+    assert "('nodes_max', '8')" in pre
     assert "-- outside a transaction" in indexes
     assert "create index concurrently failure_by_node" in indexes
     assert "drop function forebay_set_aside.enqueue(" in post

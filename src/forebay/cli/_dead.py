@@ -312,8 +312,7 @@ def summary(
     """Count dead letters by queue or endpoint, kind, reason and error, with those that were
     redriven and deleted.
 
-    Open are those that exist and were not redriven. With --json also the first and the last death of
-    those that exist.
+    Open are those that exist and were not redriven. --json has the first and the last death, too.
     """
     found = client_of(dsn).dead_summary(queue, endpoint=endpoint)
     if as_json:
