@@ -55,7 +55,7 @@ class DeadFilter(TypedDict, total=False):
 _LETTER: Final = """\
 select (to_jsonb(d) || jsonb_build_object(
     'group', g.name,
-    'endpoint', case when d.queue = 'forebay.deliver' then d.limit_key end,
+    'endpoint', case when d.queue operator(pg_catalog.=) 'forebay.deliver' then d.limit_key end,
     'max_attempts', coalesce(d.max_attempts, (d.errors -> -1 ->> 'max_attempts')::integer),
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end))::text
 from forebay.dead_letter d
@@ -79,7 +79,8 @@ where (%(queue)s::text is null or d.queue = %(queue)s)
   and (%(group)s::text is null or g.name = %(group)s)
   and (%(job_id)s::bigint is null or d.job_id = %(job_id)s)
   and (%(cause)s::text is null or d.cause = %(cause)s)
-  and (%(endpoint)s::text is null or d.queue = 'forebay.deliver' and d.limit_key = %(endpoint)s)
+  and (%(endpoint)s::text is null or d.queue operator(pg_catalog.=) 'forebay.deliver'
+       and d.limit_key operator(pg_catalog.=) %(endpoint)s)
   and (%(died_after)s::timestamptz is null or d.died_at >= %(died_after)s::timestamptz)
   and (%(died_before)s::timestamptz is null or d.died_at < %(died_before)s::timestamptz)
   and (%(redriven)s::boolean is null or (d.redriven_at is not null) = %(redriven)s)

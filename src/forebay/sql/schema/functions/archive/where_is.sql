@@ -32,7 +32,7 @@ begin
     elsif (length(where_is.what) between 1 and 1000) is not true then
         raise exception using errcode = 'JQ001', column = 'what', message = 'what must have 1 to 1000 characters';
     end if;
-    if where_is.what ~ '^\d{1,18}$' and (
+    if where_is.what ~ E'^\\d{1,18}$' and (
             exists (select from forebay._rows_of(where_is.what::bigint)) or exists (select from forebay.deferred d where d.job_id = where_is.what::bigint)) then
         return query select where_is.what::bigint, 'job', true;
         return;

@@ -11,7 +11,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now   constant bigint := extract(epoch from forebay._now()) * 1000000;
-    v_made  constant bigint := coalesce(substring(backfill_token_v1.token from '^\d{1,18}-(\d{1,18})-')::bigint, v_now);
+    v_made  constant bigint := coalesce(substring(backfill_token_v1.token from E'^\\d{1,18}-(\\d{1,18})-')::bigint, v_now);
     v_found constant text := forebay._token(backfill_token_v1.jobs, v_made::text, jsonb_build_array(
         backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest));
 begin

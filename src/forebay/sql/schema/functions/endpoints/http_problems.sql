@@ -28,7 +28,7 @@ begin
         ('show_response', 'is not true or false', null, c ? 'show_response' and jsonb_typeof(c -> 'show_response') <> 'boolean'),
         ('source', 'is missing: events of cloudevents have one', 'Give source, such as "/shop".', c ? 'cloudevents' and not c ? 'source'),
         ('source', 'is not a text of 1 to 1000 printable characters', null,
-         c ? 'source' and (jsonb_typeof(c -> 'source') = 'string' and length(c ->> 'source') between 1 and 1000 and c ->> 'source' !~ '[\x01-\x1f\x7f]') is not true),
+         c ? 'source' and (jsonb_typeof(c -> 'source') = 'string' and length(c ->> 'source') between 1 and 1000 and c ->> 'source' !~ E'[\\x01-\\x1f\\x7f]') is not true),
         ('source', 'has no meaning without cloudevents', 'Give cloudevents "binary" or "structured".', c ? 'source' and not c ? 'cloudevents'),
         ('cloudevents', 'is binary, which has no arrays', 'Give "structured" for batch "array".',
          c ->> 'batch' = 'array' and c ->> 'cloudevents' = 'binary'),
@@ -65,13 +65,13 @@ declare
     v_url   constant text := p_url #>> '{}';
     -- Scheme, authority, and the rest.
     v_parts constant text[] := regexp_match(v_url, '^([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)$');
-    v_host  text[] := regexp_match(v_parts[2], '^(\[[0-9A-Fa-f:.]+\]|[^]@<>"%:[]+?)[.]?(?::([0-9]{1,5}))?$');
+    v_host  text[] := regexp_match(v_parts[2], E'^(\\[[0-9A-Fa-f:.]+\\]|[^]@<>"%:[]+?)[.]?(?::([0-9]{1,5}))?$');
     v_port  integer;
 begin
     if jsonb_typeof(p_url) <> 'string' or v_parts is null then
         problem := 'is not an address that begins with https://';
         hint := 'Write https://HOST/PATH.';
-    elsif v_url ~ '[\x01-\x20\x7f-\xa0\\]' then
+    elsif v_url ~ E'[\\x01-\\x20\\x7f-\\xa0\\\\]' then
         problem := 'contains a space, a control character or a backslash';
         hint := 'Write such characters of the path as %XX.';
     elsif lower(v_parts[1]) not in ('https', 'http') then
@@ -83,7 +83,7 @@ begin
     elsif position('#' in v_url) > 0 then
         problem := 'contains a fragment';
         hint := 'Leave out # and what follows it.';
-    elsif v_parts[3] ~ '[^\x21-\x7e]' then
+    elsif v_parts[3] ~ E'[^\\x21-\\x7e]' then
         problem := 'has a path or a query with other characters than ASCII';
         hint := 'Write them as %XX.';
     elsif v_host is null or (coalesce(v_host[2], '1')::integer between 1 and 65535) is not true then
@@ -150,7 +150,7 @@ declare
     v_net   inet;
 begin
     for v_entry in
-        select regexp_match(lower(h.host), '^(?:\[([0-9a-f:./]+)\]|([0-9a-f:./]*:[0-9a-f:./]*:[0-9a-f:./]*)|([^:]+))(?::([0-9]{1,5}))?$')
+        select regexp_match(lower(h.host), E'^(?:\\[([0-9a-f:./]+)\\]|([0-9a-f:./]*:[0-9a-f:./]*:[0-9a-f:./]*)|([^:]+))(?::([0-9]{1,5}))?$')
         from forebay.endpoint_host h
     loop
         continue when v_entry is null or v_entry[4]::integer <> p_port;

@@ -71,7 +71,7 @@ as $$
                jsonb_build_object('backoff', s.all ->> 'retry_strategy', 'base_delay', s.all -> 'retry_base_seconds', 'max_delay', s.all -> 'retry_cap_seconds'),
                p_attempt)
            * case when (s.all -> 'retry_jitter')::boolean then 0.5 + random() / 2 else 1 end
-    from (select jsonb_object_agg(i.name, i.value) as all from forebay.setting i where i.name like 'retry\_%') s
+    from (select jsonb_object_agg(i.name, i.value) as all from forebay.setting i where i.name like E'retry\\_%') s
 $$;
 
 

@@ -32,7 +32,7 @@ as $$
 declare
     v_at timestamp;
 begin
-    if p_text ~ '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$' then
+    if p_text ~ E'^\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d(\\.\\d+)?(Z|[+-]\\d\\d:\\d\\d)$' then
         v_at := p_text::timestamptz at time zone 'UTC';
         return to_char(v_at, 'YYYY-MM-DD"T"HH24:MI:SS') || case when date_trunc('second', v_at) <> v_at then to_char(v_at, '.US') else '' end || 'Z';
     end if;

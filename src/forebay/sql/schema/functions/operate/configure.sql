@@ -88,7 +88,7 @@ begin
         return to_jsonb(trim_scale(v_text::numeric));
     elsif p_sort = 'boolean' and lower(v_text) in ('true', 'on', 'yes', 'false', 'off', 'no') then
         return to_jsonb(lower(v_text) in ('true', 'on', 'yes'));
-    elsif p_sort = 'retries' and v_text ~ '^[\[{"]' then
+    elsif p_sort = 'retries' and v_text ~ E'^[\\[{"]' then
         begin
             return v_text::jsonb;
         exception

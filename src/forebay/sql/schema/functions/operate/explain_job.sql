@@ -94,7 +94,7 @@ begin
                     select distinct concat_ws(' ', nullif(a.application_name, ''), '(pid ' || a.pid || ')') as name
                     from pg_locks l join pg_class c on c.oid = l.relation join pg_stat_activity a on a.pid = l.pid
                     where l.mode = 'RowExclusiveLock' and l.database = (select d.oid from pg_database d where d.datname = current_database())
-                      and c.relnamespace = 'forebay'::regnamespace and (c.relname ~ '^log_\d+$' or c.relname = 'deferred')
+                      and c.relnamespace = 'forebay'::regnamespace and (c.relname ~ E'^log_\\d+$' or c.relname = 'deferred')
                       and l.pid <> pg_backend_pid()
                     order by name limit 5) w));
         return next;

@@ -37,7 +37,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group, endpoint);
-    v_seen   constant text[] := regexp_match(token, '^\d{1,18}-((\d{1,18})-(\d{1,18}))-');
+    v_seen   constant text[] := regexp_match(token, E'^\\d{1,18}-((\\d{1,18})-(\\d{1,18}))-');
     v_found  record;
     v_id     bigint;
     v_count  bigint := 0;

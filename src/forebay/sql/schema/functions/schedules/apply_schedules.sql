@@ -45,7 +45,7 @@ begin
     lock table forebay.schedule in share update exclusive mode;  -- One call at a time. Schedulers do not wait for it.
     for v_one in select e.value from jsonb_array_elements(apply_schedules.schedules) e order by e.value ->> 'name' loop
         v_new := forebay._schedule_of(v_one.value);
-        v_new.cron := regexp_replace(btrim(v_new.cron), '\s+', ' ', 'g');
+        v_new.cron := regexp_replace(btrim(v_new.cron), E'\\s+', ' ', 'g');
         perform forebay._check_schedule(v_new);
         v_facts := forebay._schedule_facts(v_new) || jsonb_build_object('starts_at', v_new.starts_at);
         name := v_new.name;

@@ -72,7 +72,7 @@ declare
     v_now    constant timestamptz := forebay._now();
     v_before forebay.schedule;
 begin
-    s.cron := regexp_replace(btrim(s.cron), '\s+', ' ', 'g');
+    s.cron := regexp_replace(btrim(s.cron), E'\\s+', ' ', 'g');
     perform forebay._check_schedule(s);
     -- Without months and days, whose length would depend on the zone of the session.
     s.every := make_interval(secs => extract(epoch from s.every)::double precision);

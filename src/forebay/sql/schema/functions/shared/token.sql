@@ -20,7 +20,7 @@ create function forebay._seen_by_token(p_token text, out jobs bigint, out until_
 language sql immutable
 as $$
     select m.part[1]::bigint, m.part[2]::bigint, m.part[3]::pg_snapshot
-    from regexp_match(p_token, '^(\d{1,18})-(\d{1,18})-(\d+:\d+:[\d,]*)-[0-9a-f]{32}$') m (part)
+    from regexp_match(p_token, E'^(\\d{1,18})-(\\d{1,18})-(\\d+:\\d+:[\\d,]*)-[0-9a-f]{32}$') m (part)
 $$;
 
 

@@ -10,7 +10,7 @@ language plpgsql volatile
 as $$
 declare
     v_now   constant timestamptz := forebay._now();
-    v_name  constant text[] := regexp_match(p_row.headers ->> 'forebay-subject', '^\{"id": (\d{1,18}), "no": (\d{1,18}),');
+    v_name  constant text[] := regexp_match(p_row.headers ->> 'forebay-subject', E'^\\{"id": (\\d{1,18}), "no": (\\d{1,18}),');
     v_what  constant jsonb := p_item -> 'subject';
     r       forebay.subject_state;
     v_state "char";
@@ -70,7 +70,7 @@ language plpgsql volatile
 as $$
 declare
     v_header constant text := p_letter.headers ->> 'forebay-subject';
-    v_name   constant text[] := regexp_match(v_header, '^\{"id": (\d{1,18}), "no": (\d{1,18}),');
+    v_name   constant text[] := regexp_match(v_header, E'^\\{"id": (\\d{1,18}), "no": (\\d{1,18}),');
     v_queue  text;
     n        forebay.subject_state;
 begin

@@ -192,7 +192,7 @@ $$;
 create function forebay._running_subjects() returns table (subject_id bigint)
 language sql stable
 as $$
-    select distinct (regexp_match(r.headers ->> 'forebay-subject', '^\{"id": (\d{1,18}), "no": (\d{1,18}),'))[1]::bigint
+    select distinct (regexp_match(r.headers ->> 'forebay-subject', E'^\\{"id": (\\d{1,18}), "no": (\\d{1,18}),'))[1]::bigint
     from forebay.lease e
     cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
     join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
