@@ -44,7 +44,11 @@ def test_what_cannot_be_set_is_refused(command, database, arguments, problem):
     assert problem in answer.err
 
 
-def test_the_list_fits_a_terminal_of_eighty_columns(command, database):
-    """No line is longer."""
+def test_the_list_fits_a_terminal_of_eighty_columns(command, database, conn, monkeypatch):
+    """No line is longer, whoever has set something long ago."""
+    monkeypatch.setenv("COLUMNS", "80")
+    conn.execute(
+        "update forebay.setting set set_at = now() - interval '41.3 days', actor = 'ann.lindqvist'"
+    )
     out = command("settings", "list", "--dsn", database).out
     assert max(map(len, out.splitlines())) <= 80
