@@ -126,6 +126,20 @@ def checked_number(
     return value  # type: ignore[return-value]
 
 
+def checked_integer(
+    sink: str, field: str, value: object, *, least: int, most: int | None = None
+) -> int:
+    """Return a whole number within bounds.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    checked_number(sink, field, value, least=least, most=most)
+    if not isinstance(value, int):
+        raise ConfigError(f"sink {sink}: {field}", "is not a whole number", value=value)
+    return value
+
+
 async def call_in_thread(function: Callable[[], T], *, name: str) -> T:
     """Call a function of a blocking client in a new thread and return its result.
 

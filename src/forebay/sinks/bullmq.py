@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from forebay.errors import ConfigError, shown
 from forebay.sinks._contract import Accepted, Answer, FromRow, Message
-from forebay.sinks._support import checked_number, library
+from forebay.sinks._support import checked_integer, checked_number, library
 from forebay.sinks._threaded import arguments_of, checked_queue, checked_tasks, task_of
 from forebay.sinks.redis import _Redis
 
@@ -86,7 +86,9 @@ class BullMQ(_Redis):
                 raise ConfigError(
                     f"sink {self.type}: {field}", f"is {shown(name)}, which has a colon", value=name
                 )
-        self._options: dict[str, Any] = {"attempts": _whole("attempts", attempts, 1, 1000)}
+        self._options: dict[str, Any] = {
+            "attempts": checked_integer(self.type, "attempts", attempts, least=1, most=1000)
+        }
         checked_number(self.type, "backoff", backoff, least=0, most=_SECONDS_MAX)
         if backoff:
             self._options["backoff"] = {"type": "fixed", "delay": math.ceil(backoff * 1000)}
@@ -95,7 +97,9 @@ class BullMQ(_Redis):
             ("keep_failed", "removeOnFail", keep_failed),
         ):
             if seconds is not None:
-                self._options[option] = {"age": _whole(field, seconds, 0, _SECONDS_MAX)}
+                self._options[option] = {
+                    "age": checked_integer(self.type, field, seconds, least=0, most=_SECONDS_MAX)
+                }
         self._adder: Any = None
 
     async def open(self) -> None:
@@ -143,10 +147,3 @@ def job_id(message_id: str) -> str:
     '7-6475efd0fe000-a%3Ab%25'
     """
     return re.sub("[%:]", lambda found: f"%{ord(found[0]):02X}", message_id)
-
-
-def _whole(field: str, value: object, least: int, most: int) -> int:
-    checked_number(BullMQ.type, field, value, least=least, most=most)
-    if not isinstance(value, int):
-        raise ConfigError(f"sink {BullMQ.type}: {field}", "is not a whole number", value=value)
-    return value

@@ -40,7 +40,13 @@ from forebay.sinks._http_request import (
 from forebay.sinks._retry_after import retry_after_seconds
 from forebay.sinks._secrets import Secret, checked_secret, is_reference, read_secret
 from forebay.sinks._signing import Signer, public_key
-from forebay.sinks._support import checked_choice, checked_name, checked_number, library
+from forebay.sinks._support import (
+    checked_choice,
+    checked_integer,
+    checked_name,
+    checked_number,
+    library,
+)
 
 if TYPE_CHECKING:
     from forebay.sinks._http_client import Session
@@ -164,12 +170,16 @@ class Http(Sink):
         self._cloudevents, self._source = cloudevents, source
         self._auth = None if auth is None else _checked_auth(auth)
         self._secrets = _checked_secrets(secrets)
-        self._concurrency = _whole("concurrency", concurrency, most=1000)
+        self._concurrency = checked_integer(
+            self.type, "concurrency", concurrency, least=1, most=1000
+        )
         self._connect_seconds = checked_number(
             self.type, "connect_timeout", connect_timeout, least=0.1, most=60
         )
         self._seconds = checked_number(self.type, "timeout", timeout, least=0.1, most=300)
-        self._bytes_max = _whole("response_bytes_max", response_bytes_max, most=1_000_000)
+        self._bytes_max = checked_integer(
+            self.type, "response_bytes_max", response_bytes_max, least=1, most=1_000_000
+        )
         if not isinstance(show_response, bool):
             raise ConfigError(
                 "sink http: show_response", f"is {shown(show_response)}, not a boolean"
@@ -424,10 +434,3 @@ def _checked_proxy(value: str | Secret) -> str | Secret:
     if endpoint is None:
         raise ConfigError("sink http: proxy", "is neither an address nor a reference")
     return Secret(endpoint.place)
-
-
-def _whole(field: str, value: object, *, most: int) -> int:
-    number = checked_number("http", field, value, least=1, most=most)
-    if not isinstance(number, int):
-        raise ConfigError(f"sink http: {field}", "is not a whole number", value=value)
-    return number

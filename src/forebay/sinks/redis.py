@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sent, Sink
 from forebay.sinks._support import (
+    checked_integer,
     checked_name,
     checked_number,
     checked_url,
@@ -158,11 +159,7 @@ class RedisStream(_Redis):
             url, checked_name(self.type, "stream", stream), connect_timeout=connect_timeout
         )
         if maxlen is not None:
-            checked_number(self.type, "maxlen", maxlen, least=1)
-            if not isinstance(maxlen, int):
-                raise ConfigError(
-                    f"sink {self.type}: maxlen", "is not a whole number", value=maxlen
-                )
+            checked_integer(self.type, "maxlen", maxlen, least=1)
         if max_age is not None:
             checked_number(self.type, "max_age", max_age, least=1, most=_AGE_MAX)
             if maxlen is not None:

@@ -14,6 +14,7 @@ from forebay.errors import ConfigError, SinkUnavailable, shown
 from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected
 from forebay.sinks._support import (
     checked_choice,
+    checked_integer,
     checked_number,
     checked_url,
     library,
@@ -213,7 +214,4 @@ def job_id(message_id: str) -> str:
 def _seconds(field: str, value: object, *, least: int) -> int | None:
     if value is None:
         return None
-    checked_number(RQ.type, field, value, least=least, most=10 * 366 * 86_400)
-    if not isinstance(value, int):
-        raise ConfigError(f"sink {RQ.type}: {field}", "is not a whole number", value=value)
-    return value
+    return checked_integer(RQ.type, field, value, least=least, most=10 * 366 * 86_400)

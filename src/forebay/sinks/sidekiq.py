@@ -15,7 +15,7 @@ import msgspec
 
 from forebay.errors import ConfigError, shown
 from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected
-from forebay.sinks._support import checked_number
+from forebay.sinks._support import checked_integer
 from forebay.sinks._threaded import checked_queue, checked_tasks
 from forebay.sinks.redis import _Redis
 
@@ -79,9 +79,7 @@ class Sidekiq(_Redis):
                     hint="Write it as in Ruby: Shop::ShipJob.",
                 )
         if not isinstance(retry, bool):
-            checked_number(self.type, "retry", retry, least=0, most=1000)
-            if not isinstance(retry, int):
-                raise ConfigError(f"sink {self.type}: retry", "is not a whole number", value=retry)
+            checked_integer(self.type, "retry", retry, least=0, most=1000)
         self._retry = retry
 
     async def send(self, messages: Sequence[Message]) -> list[Answer]:

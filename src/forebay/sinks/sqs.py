@@ -17,6 +17,7 @@ from forebay.errors import ConfigError
 from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sink
 from forebay.sinks._support import (
     call_in_thread,
+    checked_integer,
     checked_name,
     checked_number,
     checked_url,
@@ -113,12 +114,7 @@ class Sqs(Sink):
             None if endpoint_url is None else self._checked_address("endpoint_url", endpoint_url)
         )
         self._profile = None if profile is None else checked_name(self.type, "profile", profile)
-        checked_number(self.type, "requests", requests, least=1, most=50)
-        if not isinstance(requests, int):
-            raise ConfigError(
-                f"sink {self.type}: requests", "is not a whole number", value=requests
-            )
-        self._requests = requests
+        self._requests = checked_integer(self.type, "requests", requests, least=1, most=50)
         self._connect_seconds = checked_number(
             self.type, "connect_timeout", connect_timeout, least=0.1, most=60
         )

@@ -35,7 +35,7 @@ begin
     cancelled := '{}';
     if pg_sequence_last_value('forebay.tombstone_seq') is not null then
         cancelled := array(
-            select format('%s-%s-%s%s', v_lease, h.claim_no, h.place, case when h.is_of_subject then 's' end)
+            select format('%s-%s-%s%s', v_lease, h.claim_no, h.place, case when h.headers ? 'forebay-subject' then 's' end)
             from forebay._held_places(v_lease) h
             where exists (select from forebay.tombstone t where t.job_id = h.job_id and t.reason = 'c') order by h.claim_no, h.place);
     end if;

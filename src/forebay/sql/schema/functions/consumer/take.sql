@@ -220,10 +220,10 @@ $$;
 
 
 -- The jobs of a lease that have not ended, with their places.
-create function forebay._held_places(p_lease_id bigint) returns table (claim_no bigint, place integer, job_id bigint, is_of_subject boolean)
+create function forebay._held_places(p_lease_id bigint) returns table (claim_no bigint, place integer, job_id bigint, headers jsonb)
 language sql stable
 as $$
-    select b.claim_no, u.nr::integer, coalesce(r.job_id, r.seq), coalesce(r.headers ? 'forebay-subject', false)
+    select b.claim_no, u.nr::integer, coalesce(r.job_id, r.seq), r.headers
     from (select i.floor from forebay.batch i where i.lease_id = p_lease_id order by i.claim_no desc limit 1) f
     join forebay.batch b on b.lease_id = p_lease_id and b.claim_no >= f.floor
     cross join lateral unnest(b.seqs) with ordinality u (seq, nr)

@@ -39,6 +39,7 @@ declare
     v_filter  constant jsonb := jsonb_build_object('queue', v_queue);
     v_seen    jsonb;
     v_state   record;
+    v_runs    bigint;
     v_key     record;
 begin
     if v_queue is null or starts_with(v_queue, 'forebay.') then
@@ -79,9 +80,9 @@ begin
             hint = 'Nothing was changed. Stop the workers of this queue first, or force it: running jobs finish, and the workers get no more.';
     end if;
     if drop_queue.dry_run then
-        select coalesce(sum(c.subjects), 0), coalesce(sum(c.subjects) filter (where c.state = 'ready'), 0) as runs into subjects, cancelled
+        select coalesce(sum(c.subjects), 0), coalesce(sum(c.subjects) filter (where c.state = 'ready'), 0) into subjects, v_runs
         from forebay.subject_counts(v_queue) c;
-        cancelled := (select greatest(coalesce(sum(p.jobs), 0) - cancelled, 0)
+        cancelled := (select greatest(coalesce(sum(p.jobs), 0) - v_runs, 0)
                       from forebay.plan_change('truncate', jsonb_build_object('queue', v_queue)) p where p.answer = 'cancelled');
         return;
     end if;

@@ -10,7 +10,7 @@ language plpgsql volatile
 as $$
 declare
     v_now   constant timestamptz := forebay._now();
-    v_name  constant text[] := regexp_match(p_row.headers ->> 'forebay-subject', E'^\\{"id": (\\d{1,18}), "no": (\\d{1,18}),');
+    v_name  constant text[] := forebay._subject_in(p_row.headers);
     v_what  constant jsonb := p_item -> 'subject';
     r       forebay.subject_state;
     v_state "char";
@@ -70,7 +70,7 @@ language plpgsql volatile
 as $$
 declare
     v_header constant text := p_letter.headers ->> 'forebay-subject';
-    v_name   constant text[] := regexp_match(v_header, E'^\\{"id": (\\d{1,18}), "no": (\\d{1,18}),');
+    v_name   constant text[] := forebay._subject_in(p_letter.headers);
     v_queue  text;
     n        forebay.subject_state;
 begin
@@ -95,3 +95,9 @@ begin
     return p_letter.headers || jsonb_build_object('forebay-subject', jsonb_set(v_header::jsonb, '{no}', to_jsonb(n.no + 1))::text);
 end
 $$;
+
+
+-- Subject and number of the row of a run, by the headers of its job, which may be forged; null: they name none.
+create function forebay._subject_in(p_headers jsonb) returns text[]
+language sql immutable
+as $$ select regexp_match(p_headers ->> 'forebay-subject', E'^\\{"id": (\\d{1,18}), "no": (\\d{1,18}),') $$;

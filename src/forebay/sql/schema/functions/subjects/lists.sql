@@ -192,15 +192,9 @@ $$;
 create function forebay._running_subjects() returns table (subject_id bigint)
 language sql stable
 as $$
-    select distinct (regexp_match(r.headers ->> 'forebay-subject', E'^\\{"id": (\\d{1,18}), "no": (\\d{1,18}),'))[1]::bigint
-    from forebay.lease e
-    cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
-    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
-    cross join lateral unnest(b.seqs) with ordinality u (seq, place)
-    cross join lateral (select o.headers from forebay._row(coalesce(b.lanes[u.place], b.lane), coalesce(b.xids[u.place], b.xids[1]), u.seq) o) r
-    where e.closed_at is null and r.headers ? 'forebay-subject'
-      and not exists (select from forebay.settlement s
-                      where s.lease_id = b.lease_id and s.claim_no = b.claim_no and (s.offsets is null or u.place::smallint = any (s.offsets)))
+    select distinct (forebay._subject_in(h.headers))[1]::bigint
+    from forebay.lease e cross join lateral forebay._held_places(e.lease_id) h
+    where e.closed_at is null and h.headers ? 'forebay-subject'
 $$;
 
 
