@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.project.code_blocks import Session, read_blocks
+from tools.code_blocks import Session, read_blocks
 
 
 @pytest.fixture

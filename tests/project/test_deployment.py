@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from forebay.config import WorkerSettings, listen_address
-from tests.project.code_blocks import blocks_of
 from tests.support.engine import enqueue, one
 from tests.support.probe import ANYWHERE, address_of, is_ready
 from tests.support.waiting import wait_for
+from tools.code_blocks import blocks_of
 
 PAGE = Path(__file__).parents[2] / "docs/howto/deployment.md"
 

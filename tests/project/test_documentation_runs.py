@@ -18,10 +18,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.project.code_blocks import BlockError, Session, read_blocks
 from tests.support.fix_db import migrated_database
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
+from tools.code_blocks import BlockError, Session, read_blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -67,20 +67,27 @@ def redis_url(request) -> Callable[[], str]:
 @pytest.fixture
 def environment(database, tmp_path) -> dict[str, str]:
     """What a reader's terminal would have: the database, the programs, a folder of their own."""
-    parts = conninfo_to_dict(database)
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     return {
         **kept,
-        "FOREBAY_DATABASE_URL": database,
-        "DATABASE_URL": database,
-        "PGHOST": parts["host"],
-        "PGPORT": str(parts["port"]),
-        "PGUSER": parts["user"],
-        "PGDATABASE": parts["dbname"],
+        **variables_of(database),
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": str(tmp_path),
         "COLUMNS": "120",
         "NO_COLOR": "1",
+    }
+
+
+def variables_of(dsn: str) -> dict[str, str]:
+    """Return the variables by which every tool finds a database."""
+    parts = conninfo_to_dict(dsn)
+    return {
+        "FOREBAY_DATABASE_URL": dsn,
+        "DATABASE_URL": dsn,
+        "PGHOST": parts["host"],
+        "PGPORT": str(parts["port"]),
+        "PGUSER": parts["user"],
+        "PGDATABASE": parts["dbname"],
     }
 
 
@@ -98,6 +105,20 @@ def with_examples() -> Iterator:
                 yield a_param(example)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("file", [a_param(file) for file in FILES if read_blocks(file)])
+def test_a_reader_runs_a_page_alone(
+    file, server, template, environment, redis_url, tmp_path, monkeypatch
+):
+    """
+    A reader who comes from a search engine has read nothing before: the page works on a new
+    database.
+    """
+    with migrated_database(server, template) as dsn:
+        alone = environment | variables_of(dsn)
+        run_page(file, dsn, alone, redis_url, tmp_path, monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", list(with_examples()))
 def test_a_reader_runs_everything_in_order_on_one_database(
@@ -112,6 +133,11 @@ def test_a_reader_runs_everything_in_order_on_one_database(
         start_as_its_first_lines_say(file, commands_of(file), database, environment)
         start_as_its_first_lines_say(file, commands_of(file)[:1], database, environment)
         return
+    run_page(file, database, environment, redis_url, tmp_path, monkeypatch)
+
+
+def run_page(file, database, environment, redis_url, tmp_path, monkeypatch) -> None:
+    """Run the blocks of a page, in a folder of their own."""
     if "REDIS_URL" in file.read_text(encoding="utf-8"):
         environment = environment | {"REDIS_URL": redis_url()}
     for name, value in environment.items():

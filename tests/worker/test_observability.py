@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay import App
-from tests.project.code_blocks import read_blocks
+from tools.code_blocks import read_blocks
 from tests.support.fix_worker import run_until_idle
 
 pytestmark = pytest.mark.anyio

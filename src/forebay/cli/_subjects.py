@@ -292,13 +292,13 @@ def trace(
     rows = table("at", "queue", "job", "kind", "what", "attempt", "error", loose=("error",))
     for each in found:
         rows.add_row(
-            moment(each.at),
+            ago(each.at),
             each.queue,
             "-" if each.job_id is None else str(each.job_id),
             each.kind or "-",
             each.what,
             "-" if each.attempt is None else str(each.attempt),
-            one_line(each.error or "-"),
+            Text((each.error or "-").partition("\n")[0]),  # whole: it is what one looks for
         )
     console().print(rows if found else Text("Nothing.", style="dim"))
 

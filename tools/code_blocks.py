@@ -35,6 +35,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,10 +43,9 @@ from typing import Any
 
 import psycopg
 
-from tests.support.waiting import wait_for
-
 LANGUAGES = ("python", "sql", "bash", "console")
 _COMMAND_SECONDS_MAX = 120
+_PAUSE_SECONDS = 0.01
 
 _BLOCK = re.compile(
     r"""
@@ -75,6 +75,7 @@ class Block:
     code: str
     directive: str | None = None
     argument: str = ""
+    is_hidden: bool = False
 
     def __str__(self) -> str:
         return f"{self.file.name}:{self.line}"
@@ -100,7 +101,15 @@ def read_blocks(file: Path) -> list[Block]:
                 code = re.sub(f"^{match['indent']}", "", code, flags=re.MULTILINE)
             line = text.count("\n", 0, match.start(group)) + 1
             blocks.append(
-                Block(file, line, language, code, match["directive"], match["argument"] or "")
+                Block(
+                    file,
+                    line,
+                    language,
+                    code,
+                    match["directive"],
+                    match["argument"] or "",
+                    is_hidden=bool(hidden),
+                )
             )
     return blocks
 
@@ -195,11 +204,11 @@ class Session:
 
             try:
                 if block.directive == "runs until":
-                    wait_for(
-                        lambda: block.argument in said() or process.poll() is not None,
-                        _COMMAND_SECONDS_MAX,
-                        lambda: f"{block}: no {block.argument!r} in {said()}",
-                    )
+                    deadline = time.monotonic() + _COMMAND_SECONDS_MAX
+                    while block.argument not in said() and process.poll() is None:
+                        if time.monotonic() > deadline:
+                            raise BlockError(f"{block}: no {block.argument!r} in {said()}")
+                        time.sleep(_PAUSE_SECONDS)
                     if process.poll() is not None:
                         raise BlockError(f"{block}: `{command}` ended by itself: {said()}")
                     os.killpg(process.pid, signal.SIGINT)
