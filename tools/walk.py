@@ -20,8 +20,8 @@ from psycopg.conninfo import conninfo_to_dict
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from six_sinks.servers import redis_server
 
+from examples.six_sinks.servers import redis_server
 from forebay.embedded import EmbeddedServer, temporary_server
 from forebay.errors import ForebayError
 from forebay.upgrade.migrate import migrate

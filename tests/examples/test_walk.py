@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*pages: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-m", "tools.walk", *pages],
         env=os.environ | {"PYTHONPATH": path, "PYTHONUTF8": "1"},

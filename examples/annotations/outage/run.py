@@ -47,6 +47,10 @@ _DEADLINE_MS = 250
 _P99_MS_MAX = 2 * _DEADLINE_MS
 _P99_RATIO_MAX = 10
 
+#: After the outage both services commit to the same disk while the backlog is worked off. A pause
+#: of the machine stops both, so writes that wait for an index have this to be measured by.
+_OLD_RATIO_MAX = 2
+
 #: The service's settings. A grace of a minute, as is usual, would only make the demo longer.
 _SETTINGS = {
     "ANNOTATIONS_DEADLINE_SECONDS": str(_DEADLINE_MS / 1000),
@@ -80,6 +84,8 @@ class Result:
         lost_writes: answered with success, and not in the database.
         deadline_ms: the longest that a write may wait for the index.
         limit_ms: the p99 up to which no request waited for the index; on a slow machine more.
+        limit_ms_after: the same after the outage; more where writes of the service with the old
+            order, which has no index to wait for, took longer too.
         write_p99_ms_before: the time that 99 of 100 writes did not exceed, before the outage.
         write_p99_ms_during: the same during the outage.
         write_p99_ms_after: after it, while the backlog was worked off.
@@ -103,6 +109,7 @@ class Result:
         old_order_writes: what that service saved and answered with success.
         old_order_lost: of these, not in its index in the end.
         old_order_p99_ms_during: its writes in the outage.
+        old_order_p99_ms_after: its writes after it.
         rate: writes a second.
         seconds: all of it.
         plot: the file of the plot; None if it could not be drawn.
@@ -115,6 +122,7 @@ class Result:
     lost_writes: int
     deadline_ms: int
     limit_ms: int
+    limit_ms_after: int
     write_p99_ms_before: float
     write_p99_ms_during: float
     write_p99_ms_after: float
@@ -136,6 +144,7 @@ class Result:
     old_order_writes: int
     old_order_lost: int
     old_order_p99_ms_during: float
+    old_order_p99_ms_after: float
     rate: float
     seconds: float
     plot: str | None
@@ -161,12 +170,17 @@ class Result:
         """Whether no request waited for the index: before, during and after the outage, each by
         itself.
         """
-        return self.slowest_ms <= self.limit_ms
+        return self.slowest is None
 
     @property
-    def slowest_ms(self) -> float:
-        """The largest p99 of writes before, during and after the outage."""
-        return max(self.write_p99_ms_before, self.write_p99_ms_during, self.write_p99_ms_after)
+    def slowest(self) -> tuple[float, int] | None:
+        """The largest p99 of writes beyond its limit, and the limit; None: none was."""
+        phases = (
+            (self.write_p99_ms_before, self.limit_ms),
+            (self.write_p99_ms_during, self.limit_ms),
+            (self.write_p99_ms_after, self.limit_ms_after),
+        )
+        return max((phase for phase in phases if phase[0] > phase[1]), default=None)
 
     @property
     def others(self) -> float | None:
@@ -385,12 +399,14 @@ class _Outage:
         old = [r for r in record.requests if r.kind == "old"]
         done = sum(r.is_done for r in writes)
         before = percentile(record.before(writes), 0.99)
+        old_after = percentile(record.after(old), 0.99)
         return Result(
             writes=len(writes),
             failed_writes=len(writes) - done,
             lost_writes=done - self._ledger.writes(),
             deadline_ms=_DEADLINE_MS,
             limit_ms=limit_of(before),
+            limit_ms_after=max(limit_of(before), round(_OLD_RATIO_MAX * old_after)),
             write_p99_ms_before=before,
             write_p99_ms_during=percentile(record.during(writes), 0.99),
             write_p99_ms_after=percentile(record.after(writes), 0.99),
@@ -416,6 +432,7 @@ class _Outage:
             old_order_writes=left.old_items,
             old_order_lost=left.old_missing,
             old_order_p99_ms_during=percentile(record.during(old), 0.99),
+            old_order_p99_ms_after=old_after,
             rate=round(self._rate, 1),
             seconds=round(time.monotonic() - begun, 1),
             plot=plot,

@@ -92,15 +92,17 @@ class View:
         )
         add(result.failed_writes, "failed", must_be_zero=True)
         add(result.lost_writes, "answered with success and not in the database", must_be_zero=True)
-        for p99, when in (
-            (result.write_p99_ms_before, "before the outage"),
-            (result.write_p99_ms_during, (
-                    f"in it; the deadline for the index is {result.deadline_ms} "
-                    f"ms"
-                    )),
-            (result.write_p99_ms_after, "after it, while the backlog was worked off"),
-        ):  # fmt: skip
-            style = "bold red" if p99 > result.limit_ms else "bold"
+        deadline = f"in it; the deadline for the index is {result.deadline_ms} ms"
+        for p99, limit, when in (
+            (result.write_p99_ms_before, result.limit_ms, "before the outage"),
+            (result.write_p99_ms_during, result.limit_ms, deadline),
+            (
+                result.write_p99_ms_after,
+                result.limit_ms_after,
+                "after it, while the backlog was worked off",
+            ),
+        ):
+            style = "bold red" if p99 > limit else "bold"
             rows.add_row(Text(f"{p99:,}", style), f"ms, p99 of writes {when}")
         if result.others is not None and result.was_busy:
             busy = Text(f"{100 * result.others:.0f} %", "bold yellow")
@@ -122,6 +124,7 @@ class View:
             "never indexed, and no component knows which",
         )
         add(result.old_order_p99_ms_during, "ms, p99 of its writes in the outage")
+        add(result.old_order_p99_ms_after, "ms, p99 of its writes after it")
         self._console.print()
         self._console.print(rows)
         self._console.print()
@@ -198,12 +201,10 @@ def verdict(result: Result) -> Text:
     """Return the sentence under the table."""
     if not result.is_right:
         return Text("This must not happen: please report it.", "bold red")
-    if result.is_fast:
+    if result.slowest is None:
         return Text("Nothing was lost, and no request waited for the index.", "bold green")
-    slow = (
-        f"writes took up to {result.slowest_ms:,.0f} ms (p99; at most {result.limit_ms} ms "
-        f"expected)"
-    )
+    took, limit = result.slowest
+    slow = f"writes took up to {took:,.0f} ms (p99; at most {limit:,} ms expected)"
     if result.was_busy:
         return Text(
             f"Nothing was lost. The machine was busy, and {slow}. Repeat this on a quiet machine.",
