@@ -196,7 +196,7 @@ class Shown(Session):
 
 def _statements(code: str) -> list[str]:
     """Cut SQL behind each semicolon that ends a line, as the pages are written."""
-    return [part for part in re.split(r"(?<=;)[ ]*\n", code) if part.strip()]
+    return [part.strip() for part in re.split(r"(?<=;)[ ]*\n", code) if part.strip()]
 
 
 def _cell(value: object) -> str:

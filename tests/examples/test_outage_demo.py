@@ -119,8 +119,8 @@ def outage_run(monkeypatch):
 def a_result(outage_run, **values):
     """A run in which all went well, but for these values."""
     good = {field.name: 0 for field in fields(outage_run.Result)} | {
-        "writes": 100, "deadline_ms": 250, "limit_ms": 500, "limit_ms_after": 500, "write_p99_ms_before": 10.0,
-        "write_p99_ms_during": 265.0,
+        "writes": 100, "deadline_ms": 250, "limit_ms": 500, "limit_ms_after": 500,
+        "write_p99_ms_before": 10.0, "write_p99_ms_during": 265.0,
         "write_p99_ms_after": 60.0, "others_before": 0.02, "others_during": None,
         "others_after": 0.1,
         "recovery_seconds": 3.0, "behind_at_most": 50, "old_order_lost": 7, "plot": None,

@@ -77,5 +77,5 @@ def test_sql_is_cut_where_a_line_ends_with_a_semicolon():
     assert walk._statements("begin;\nselect ';'\n  , 2;  \n\ncommit;\n") == [
         "begin;",
         "select ';'\n  , 2;",
-        "\ncommit;\n",
+        "commit;",
     ]
