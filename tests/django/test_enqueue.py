@@ -75,6 +75,7 @@ def test_the_page_shows_what_the_selected_rows_become_and_the_button_enqueues_it
     assert enqueued() == []
     answer = admin.post(USERS, hidden(answer), follow=True)
     assert "2 jobs send_welcome enqueued" in page(answer)
+    assert b'<a href="/admin/forebay/job/?kind=send_welcome">see them</a>' in answer.content
     assert enqueued() == [
         ("send_welcome", "mail", "backfill.admin", 1000, {"user_id": pk}) for pk in chosen
     ]
@@ -285,6 +286,8 @@ def test_a_wrong_entry_is_found_by_the_checks_of_django(users):
     assert "has no argument user" in Enqueue(jobs.send_welcome, {"user": "pk"}).problem(User)
     with pytest.raises(ConfigError, match="has no args"):
         Enqueue(jobs.send_welcome)
+    with pytest.raises(ConfigError, match="no handler, kind or mirror"):
+        Enqueue(len, {"user_id": "pk"})
     from django.contrib import admin as site
 
     found = site.site._registry[User]

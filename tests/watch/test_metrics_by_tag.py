@@ -115,6 +115,7 @@ def test_label_sets_beyond_the_setting_are_added_up_for_each_queue(database, con
     assert found["forebay_label_sets_folded"]["forebay_jobs",] == 0
 
 
+@pytest.mark.slow
 def test_a_raised_setting_names_more_and_a_lowered_one_fewer(database, conn):
     """In the order in which they came; the names that were there stay."""
 
@@ -254,6 +255,7 @@ def test_a_tag_may_have_any_character(database, conn):
         assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_more_tags_than_counters_are_other(database, conn):
     """Two thousand label sets of a group are counted; further ones add up, and so do the sums."""
     allow(conn, 10)
@@ -305,6 +307,7 @@ def grows_with_jobs(database, conn):
     return one(conn, "select forebay._measured_label_sets()")
 
 
+@pytest.mark.slow
 @pytest.mark.usual("reads pages as the owner")
 def test_a_scrape_of_them_visits_no_job(database, conn):
     assert len(grows_with_jobs(database, conn)) == 2

@@ -32,6 +32,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 
 from forebay._actor import acting_as
+from forebay.app import Handler
 from forebay.django._admin_base import call_of
 from forebay.django._app import app
 from forebay.django._settings import has_schema
@@ -42,7 +43,6 @@ from forebay.model.text import counted
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
-    from forebay.app import Handler
     from forebay.mirror import Mirror
     from forebay.model.backfill import BackfillPlan
 
@@ -67,7 +67,7 @@ class Enqueue:
             other jobs, and the tag ``backfill``.
 
     Raises:
-        ConfigError: the arguments are missing.
+        ConfigError: ``what`` cannot be enqueued, or the arguments are missing.
     """
 
     def __init__(
@@ -80,14 +80,21 @@ class Enqueue:
         shared: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self._mirror = what if hasattr(what, "plan_backfill") else None
+        self._mirror: Mirror | None = None
         if isinstance(what, str):
             self.kind = what
-        elif self._mirror is not None:
-            self.kind = self._mirror.handler.kind.name
+        elif isinstance(what, Handler):
+            self.kind = what.kind.name
+        elif hasattr(what, "plan_backfill"):
+            self._mirror = what
+            self.kind = what.handler.kind.name
             args = {"id": "pk"} if args is None else args
         else:
-            self.kind = what.kind.name
+            raise ConfigError(
+                "Enqueue",
+                f"has {shown(what)}, no handler, kind or mirror",
+                hint="Give what @app.job returns, the name of a kind, or a Mirror.",
+            )
         if not args:
             raise ConfigError(
                 f"Enqueue({self.kind})", "has no args", hint='Name them: {"page_id": "pk"}.'
@@ -239,7 +246,8 @@ class EnqueueMixin:
             with acting_as(f"django {request.user.get_username()}"):
                 if token:
                     try:
-                        return self._enqueue_now(request, chosen, one, token)
+                        self._enqueue_now(request, chosen, one, token)
+                        return None
                     except BackfillChanged:
                         messages.warning(
                             request, "Nothing was enqueued: the rows have changed. Look again."
@@ -289,7 +297,7 @@ class EnqueueMixin:
                 " Filter more closely, or use forebay backfill --chunk.",
             )
             return None
-        request.current_app = self.admin_site.name  # type: ignore[attr-defined]
+        request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),
             "title": f"Enqueue {one.kind}",
@@ -339,6 +347,5 @@ def _with_link(request: HttpRequest, site: str, text: str, kind: str) -> str:
         where = reverse("admin:forebay_job_changelist", current_app=site)
     except NoReverseMatch:  # The site does not have it.
         return f"{text}."
-    return format_html(
-        '{}: <a href="{}">see them</a>.', text, f"{where}?{urlencode({'kind': kind})}"
-    )
+    where += "?" + urlencode({"kind": kind})
+    return str(format_html('{}: <a href="{}">see them</a>.', text, where))
