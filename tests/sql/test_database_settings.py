@@ -33,7 +33,7 @@ def refused(conn, name, value) -> tuple[str, str, str]:
 def test_every_setting_says_what_it_may_be_and_nobody_has_set_it(conn):
     """A new database has the built-in value of each, with its range and what it does."""
     rows = one(conn, "select jsonb_agg(to_jsonb(s)) from forebay.settings() s")
-    assert len(rows) == 20
+    assert len(rows) == 21
     for row in rows:
         if row["name"] == "reserve_rows":
             continue  # databases of tests have few segments

@@ -106,8 +106,8 @@ def test_labels_are_names_only():
     """What a reader of metrics sees beside numbers: no argument, error, header, key or address."""
     found = forebay.watch.metrics.metric_names().values()
     assert {label for labels in found for label in labels} == {
-        "code", "endpoint", "group", "kind", "mirror", "name", "outcome", "queue", "reason",
-        "schedule", "severity", "sort", "state", "subject",
+        "code", "endpoint", "group", "kind", "metric", "mirror", "name", "outcome", "priority",
+        "queue", "reason", "schedule", "severity", "sort", "state", "subject", "tag",
     }  # fmt: skip
 
 
@@ -126,6 +126,7 @@ def test_a_scrape_shows_no_text_of_a_job_and_no_password(database, conn):
         batch = reader.claim_all()[0]
         reader.settle(batch.claim_no, ended=[dead])
     assert one(conn, "select count(*) from forebay.dead_letter") == 1
+    conn.execute("select forebay.fold_v1(1, true)")
     text = Exporter(database).text()
     assert values(text)["forebay_up"] == 1
     assert secret not in text
@@ -339,4 +340,5 @@ def test_a_scrape_does_not_scan_what_waits(database, conn):
 @pytest.mark.usual("reads pages as the owner")
 def test_without_its_bound_it_would(database, conn):
     break_function(database, "_oldest_unread", ("' limit 100) u'", "') u'"))
-    assert violation(lambda: grows_with_jobs(conn))
+    with violation():
+        grows_with_jobs(conn)

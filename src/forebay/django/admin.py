@@ -35,6 +35,8 @@ from forebay.django._admin_base import (
     short,
 )
 from forebay.django._app import app
+from forebay.django._between import BetweenFilter
+from forebay.django._enqueue import Enqueue, EnqueueMixin
 from forebay.django._schedules import ScheduleAdmin
 from forebay.django._subjects import SubjectAdmin
 from forebay.django.models import DeadLetter, Job, Queue, Schedule, Subject, Worker
@@ -44,6 +46,9 @@ from forebay.model.change import ChangeResult, JobFilter
 from forebay.model.text import human_bytes
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
+
+#: What an application imports; Django imports the rest when it looks for admins.
+__all__ = ["BetweenFilter", "Enqueue", "EnqueueMixin"]
 
 
 @admin.register(Job)

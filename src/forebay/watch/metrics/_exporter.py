@@ -18,7 +18,7 @@ from forebay.watch.metrics._check import (
     check_session,
     new_session,
 )
-from forebay.watch.metrics._families import VALUES_MAX, families_of, text_of
+from forebay.watch.metrics._families import VALUES_MAX, families_of, folded_of, text_of
 from forebay.watch.problems import problems
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ class Exporter:
                 self._count_backlogs()
         finally:
             await session.close()
-        return text_of(families_of(data, alerts, time.monotonic() - began_at), self._values_max)
+        families = families_of(data, alerts, time.monotonic() - began_at)
+        families.append(folded_of(families, self._values_max))
+        return text_of(families, self._values_max)
 
     async def __call__(
         self,

@@ -3,6 +3,10 @@
 The names are stable: tools/write_tables.py lists them in docs/reference/metrics.md. A name, a label
 or a meaning changes with a major version only. No label holds an id or a key of a job. The values
 of a label that users choose are capped; what is beyond is added up under ``other``.
+
+Invariant "no counter goes back": which values of a counter are beyond follows from the order in
+which they first had a job, and not from their size. A value that has moved to ``other`` would take
+its count along. The database keeps the order, so all processes agree.
 """
 
 from __future__ import annotations
@@ -35,8 +39,10 @@ class Family:
         help: its meaning, one line.
         labels: the names of its labels.
         samples: values of the labels, and the value.
+            A counter or histogram has them in the order in which their labels first had a job.
         capped: the number of labels, from the first on, whose values are capped together.
         combine: how samples become one under ``other``.
+        folded: how many label sets the samples have under ``other`` already.
     """
 
     name: str
@@ -46,18 +52,30 @@ class Family:
     samples: list[Sample] = field(default_factory=list)
     capped: int = 1
     combine: Literal["sum", "max"] = "sum"
+    folded: int = 0
 
-    def within(self, most: int = VALUES_MAX) -> list[Sample]:
-        """Return the samples with at most this many values of the capped labels: the largest,
-        and ``other``.
+    def kept(self, most: int) -> tuple[set[tuple[str, ...]], int]:
+        """Return the values of the capped labels that are shown by name, of at most this many with
+        ``other``, and how many are under ``other``.
+
+        Those of a gauge are the largest, those of a counter the first.
         """
         size = min(self.capped, len(self.labels))
         weights: dict[tuple[str, ...], float] = {}
         for values, value in self.samples:
             weights[values[:size]] = weights.get(values[:size], 0.0) + abs(value)
-        kept = set(weights)
-        if len(weights) > most:
+        if len(weights) <= most:
+            kept = set(weights)
+        elif self.type == "gauge":
             kept = set(sorted(weights, key=lambda key: (-weights[key], key))[: most - 1])
+        else:
+            kept = set(list(weights)[: most - 1])
+        return kept, self.folded + len(weights) - len(kept)
+
+    def within(self, most: int = VALUES_MAX) -> list[Sample]:
+        """Return the samples with at most this many values of the capped labels, see ``kept``."""
+        size = min(self.capped, len(self.labels))
+        kept, _ = self.kept(most)
         merged: dict[tuple[str, ...], float] = {}
         for values, value in self.samples:
             at = values if values[:size] in kept else (*(OTHER,) * size, *values[size:])
@@ -83,11 +101,21 @@ _Definition = tuple[
 ]
 
 _STATES: Final = ("scheduled", "ready", "claimed", "running", "retrying")
+#: The counters know which jobs a worker has, and heartbeats which of them run.
+_FOLDED_STATES: Final = ("scheduled", "ready", "claimed", "retrying")
 _QUEUE: Final = ("queue", "group")
+_OF_JOB: Final = ("kind", "tag", "priority")
+
+
+def _in_order(each: Mapping[str, Any]) -> tuple[float, str]:
+    """Return when a queue and group came; queues that no group has opened have counted nothing."""
+    return (math.inf if each["first"] is None else each["first"], each["queue"])
 
 
 def _of_queues(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
-    return lambda data: [((q["queue"], q["group"]), float(q[name])) for q in data["queues"]]
+    return lambda data: [
+        ((q["queue"], q["group"]), float(q[name])) for q in sorted(data["queues"], key=_in_order)
+    ]
 
 
 def _of_endpoints(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
@@ -142,9 +170,23 @@ _ENDS: Final = (
 
 
 def _ends(data: Mapping[str, Any]) -> Iterable[Sample]:
-    for cell in data["counters"]["cells"]:
+    for cell in sorted(data["counters"]["cells"], key=_in_order):
         for end in _ENDS:
             yield (cell["queue"], cell["group"], cell["kind"] or OTHER, end), float(cell[end])
+
+
+def _by_tag(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
+    """Return some numbers of each label set; those without a place are one set of their group."""
+
+    def samples(data: Mapping[str, Any]) -> Iterable[Sample]:
+        for one in data["label_sets"] or ():
+            which = (OTHER, OTHER, OTHER)
+            if one["place"] is not None:
+                which = (one["kind"], one["tag"] or "", str(one["priority"]))
+            for name in names:
+                yield (one["queue"], one["group"], *which, name), float(one[name])
+
+    return samples
 
 
 def _histogram(buckets: str, total: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
@@ -153,7 +195,7 @@ def _histogram(buckets: str, total: str) -> Callable[[Mapping[str, Any]], Iterab
     def samples(data: Mapping[str, Any]) -> Iterable[Sample]:
         bounds = [f"{bound / 1000:g}" for bound in data["counters"]["bounds"]] + ["+Inf"]
         found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-        for cell in data["counters"]["cells"]:
+        for cell in sorted(data["counters"]["cells"], key=_in_order):
             counts, sums = found.setdefault(
                 (cell["queue"], cell["group"]), ([0.0] * len(bounds), [0.0])
             )
@@ -269,6 +311,13 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
             "Ends of jobs and attempts, at the last fold of the "
             "counters."
             ), (*_QUEUE, "kind", "outcome"), _ends),
+    ("forebay_job_ends_by_tag_total", "counter", (
+            "The same by tag and priority too, if the setting metric_label_sets allows it."
+            ), (*_QUEUE, *_OF_JOB, "outcome"), _by_tag(_ENDS)),
+    ("forebay_jobs_by_tag", "gauge", (
+            "Jobs that have not ended, by state, at the last fold of the counters, if the setting "
+            "metric_label_sets allows it; those that run are among the claimed ones."
+            ), (*_QUEUE, *_OF_JOB, "state"), _by_tag(_FOLDED_STATES)),
     ("forebay_job_wait_seconds", "histogram", (
             "From enqueue to claim, of jobs that were enqueued to run at "
             "once."
@@ -386,6 +435,12 @@ _ALERT: Final = (
     "1 for each alert that fires.",
     ("code", "subject", "group", "severity"),
 )
+_FOLDED: Final = (
+    "forebay_label_sets_folded",
+    "gauge",
+    "Label sets that another metric adds up under other.",
+    ("metric",),
+)
 _UP: Final = ("forebay_up", "gauge", "Whether the database answered.")
 _SCRAPE: Final = ("forebay_scrape_duration_seconds", "gauge", "How long the database took.")
 
@@ -425,6 +480,7 @@ _CAPPED: Final = {
     "forebay_alert": 3,
 }
 
+_BY_TAG: Final = frozenset({"forebay_job_ends_by_tag_total", "forebay_jobs_by_tag"})
 
 #: Of a database: name, type, help, labels.
 DATABASE: Final[tuple[Described, ...]] = (
@@ -432,6 +488,7 @@ DATABASE: Final[tuple[Described, ...]] = (
     (*_SCRAPE, ()),
     *(each[:4] for each in _DATABASE),
     _ALERT,
+    _FOLDED,
 )
 
 
@@ -454,7 +511,22 @@ def families_of(
         found.append(_family(name, sort, text, labels, list(samples(data))))
     firing: list[Sample] = [((a.code, a.subject, a.group, a.severity), 1.0) for a in alerts]
     found.append(_family(_ALERT[0], "gauge", _ALERT[2], _ALERT[3], firing))
+    unnamed = sum(one["sets"] for one in data["label_sets"] or () if one["place"] is None)
+    for family in found:
+        if family.name in _BY_TAG:
+            family.folded = unnamed
     return found
+
+
+def folded_of(families: Iterable[Family], most: int = VALUES_MAX) -> Family:
+    """Return how much each metric whose label sets are capped has under ``other``."""
+    found: list[Sample] = [
+        ((family.name,), float(family.kept(most)[1]))
+        for family in families
+        if family.labels and family.samples
+    ]
+    # The names are those of metrics, so this one needs no cap.
+    return Family(_FOLDED[0], "gauge", _FOLDED[2], _FOLDED[3], found, capped=0)
 
 
 def _family(

@@ -1,7 +1,7 @@
 -- Counters of jobs by group, queue, priority, kind and tag; those of waiting jobs are in counters_waiting.sql. See docs/design/counters.md.
 --
 -- They are folded from the rows that enqueues, claims, settlements and promotions append. The newest row of counter_fold of a group
--- says which rows are folded; a read adds the others. Rows are appended and read newest first; none is updated.
+-- says which rows are folded; a read adds the others. Rows are appended and read newest first; none is updated, but a cell gets its place.
 
 
 -- A batch that was not settled as a whole when it was folded, and the settlements of it that were.
@@ -27,8 +27,11 @@ create table forebay.counter_cell (
     priority integer not null,
     kind     text not null,
     tag      text,
+    -- Among the label sets of the metrics by tag, from 1. Below 0: there was no free one when metric_label_sets was that number. Null: no fold has looked.
+    place    integer,
     constraint counter_cell_key unique nulls not distinct (group_id, priority, kind, tag)
 );
+create index counter_cell_by_place on forebay.counter_cell (place) where kind <> '';
 
 -- The totals of a cell up to a fold, in the order of forebay.counter_event.
 create table forebay.counter (

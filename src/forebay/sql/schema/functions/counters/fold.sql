@@ -46,6 +46,7 @@ begin
     insert into forebay.counter_cell (group_id, queue, priority, kind)
     select distinct d.group_id, d.queue, d.priority, '' from forebay._counter_places(v_found.bases, v_found.deltas) d where d.cell_id is null
     on conflict on constraint counter_cell_key do nothing;
+    perform forebay._place_cells();
 
     if exists (select from unnest(v_found.deltas) d where d.event > 0) then
         perform forebay._keep_samples('minute', v_at), forebay._keep_samples('hour', v_at);
@@ -74,6 +75,45 @@ begin
         v_found.bases, v_found.lanes, v_found.opens, v_found.open_bases,
         array(select distinct d.base from unnest(v_found.deltas) d where d.event > 0), v_found.snap, v_at, p_is_forced);
 end
+$$;
+
+
+-- Give cells their places among the label sets of the metrics by tag: the lowest free ones, in the order in which cells came.
+--
+-- Invariant "a label set stays": a cell that has a place keeps it while its group exists, and one without gets none until the setting is
+-- raised, whatever becomes free. Otherwise its counts would leave `other`, which would go back.
+create function forebay._place_cells() returns void
+language plpgsql volatile
+-- planner: in order
+as $$
+declare
+    v_most constant integer := forebay._setting_value('metric_label_sets');
+begin
+    if v_most is null or v_most = 0 or not exists (select from forebay._unplaced_cells(v_most)) then
+        return;
+    end if;
+    with asking as materialized (
+        select u.cell_id, row_number() over (order by u.cell_id) as nr from forebay._unplaced_cells(v_most) u
+    ), free as materialized (
+        select p.place, row_number() over (order by p.place) as nr from generate_series(1, v_most) p (place)
+        where not exists (select from forebay.counter_cell c where c.kind <> '' and c.place = p.place)
+    )
+    update forebay.counter_cell c
+    set place = coalesce(f.place, -v_most)
+    from asking a left join free f on f.nr = a.nr
+    where c.cell_id = a.cell_id;
+end
+$$;
+
+
+-- Cells that were never given a place, or refused one when there were fewer; the first ones, as many as a fold may update.
+create function forebay._unplaced_cells(p_most integer) returns table (cell_id bigint)
+language sql stable
+-- planner: in order
+as $$
+    select c.cell_id from forebay.counter_cell c
+    where c.kind <> '' and (c.place is null or c.place < 0 and c.place > -p_most)
+    order by c.cell_id limit 5000
 $$;
 
 

@@ -192,6 +192,24 @@ begin
                    and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id))
         offset 0) d
     group by l.base, l.priority, d.kind, d.tag, d.state;
+    return query select * from forebay._counter_withdrawn(p_bases);
+end
+$$;
+
+
+-- Scheduled jobs of groups that were cancelled or replaced and are not due yet: with a negative event.
+create function forebay._counter_withdrawn(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
+language plpgsql stable
+-- planner: folds
+as $$
+#variable_conflict use_column
+declare
+    v_position forebay.promotion;
+begin
+    if not exists (select from forebay.withdrawn) then
+        return;
+    end if;
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
     select w.base, -1::bigint, w.priority, w.kind, w.tag, case w.state when 'scheduled' then -15 else -16 end, count(*)
     from (select distinct b.nr as base, u.priority, u.kind, u.tag, u.state, u.deferred_id

@@ -47,7 +47,9 @@ as $$
          'size of a kept result as JSON; a larger one is not kept'),
         (19, 'segment_rows', 'integer', '1000000', 100, 100000000, null, 'jobs', true, false, 'job numbers per segment of the log'),
         (20, 'reserve_rows', 'integer', '64000000', 1000, 1000000000000, null, 'jobs', true, false,
-         'job numbers for which segments are made ahead')
+         'job numbers for which segments are made ahead'),
+        (21, 'metric_label_sets', 'integer', '0', 0, 1000, null, 'label sets', false, false,
+         'label sets of the metrics by tag; further ones are added up as other. 0: no metrics by tag')
 $$;
 
 

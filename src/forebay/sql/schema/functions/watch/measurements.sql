@@ -9,8 +9,8 @@
 -- Parameters:
 --   within_seconds  60 to 86,400: the time to which numbers such as `completed`, `lately` and
 --                   `missed` refer
---   with_counters   false leaves out the counters by kind: the part `counters` is null, and the
---                   call is cheaper where there are many queues
+--   with_counters   false leaves out the counters by kind and by tag: the parts `counters` and
+--                   `label_sets` are null, and the call is cheaper where there are many queues
 --
 -- Errors: JQ001 a bad number.
 -- Transaction: the caller's; reads only.
@@ -40,6 +40,7 @@ begin
         'checked_at', (select extract(epoch from c.checked_at) from forebay.alert_check c),
         'queues', forebay._measured_queues(v_now, v_since),
         'counters', case when with_counters then forebay._measured_counters() end,
+        'label_sets', case when with_counters then forebay._measured_label_sets() end,
         'dead', forebay._measured_dead(v_since),
         'workers', forebay._measured_workers(v_now),
         'lost_workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', e.worker, 'ended_at', extract(epoch from e.ended_at), 'kinds', e.kinds)
@@ -125,7 +126,7 @@ as $$
         from counts i left join forebay.queue_group g on g.queue = i.queue and g.name = i.group_name)
     select coalesce(jsonb_agg(jsonb_build_object(
                'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
-               'retrying', d.retrying, 'cancelled', d.cancelled, 'created_at', extract(epoch from d.created_at),
+               'retrying', d.retrying, 'cancelled', d.cancelled, 'first', d.group_id, 'created_at', extract(epoch from d.created_at),
                'paused_at', extract(epoch from forebay._paused_since(d.paused_at, d.resume_at)),
                'is_served', d.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(d.group_id) is not null or exists (
                    select from forebay.lease l
@@ -200,18 +201,18 @@ $$;
 
 
 -- The counters up to the last fold, which is a second old where a worker runs, by queue, group and kind; with the histograms of waits and
--- durations. The numbers of elements are those of forebay.counter_event. forebay.stats() adds what came since.
+-- durations. The numbers of elements are those of forebay.counter_event. forebay.stats() adds what came since. `first` orders them by their first job.
 create function forebay._measured_counters() returns jsonb
 language sql stable
 -- planner: in order
 as $$
     select jsonb_build_object('bounds', to_jsonb(forebay._counter_bounds()), 'cells', coalesce(jsonb_agg(jsonb_build_object(
-               'queue', c.queue, 'group', c.name, 'kind', c.kind, 'counted_at', extract(epoch from c.counted_at), 'enqueued', c.n[2], 'done', c.n[4], 'failed', c.n[5], 'dead', c.n[6], 'expired', c.n[7],
+               'queue', c.queue, 'group', c.name, 'kind', c.kind, 'first', c.first, 'counted_at', extract(epoch from c.counted_at), 'enqueued', c.n[2], 'done', c.n[4], 'failed', c.n[5], 'dead', c.n[6], 'expired', c.n[7],
                'cancelled', c.n[8] + c.n[9], 'snoozed', c.n[10], 'released', c.n[11], 'lost', c.n[12],
                'waits', to_jsonb(c.n[18:37]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[38:57]), 'duration_ms', c.n[58])
            order by c.queue, c.name, c.kind), '[]'))
-    from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n, max(s.counted_at) as counted_at
-          from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total, max(t.counted_at) as counted_at
+    from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n, max(s.counted_at) as counted_at, min(s.first) as first
+          from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total, max(t.counted_at) as counted_at, min(e.cell_id) as first
                 from forebay.counter_cell e
                 join forebay.queue_group g on g.group_id = e.group_id
                 cross join lateral (select i.totals, i.counted_at from forebay.counter i
@@ -219,6 +220,70 @@ as $$
                 cross join lateral unnest(t.totals) with ordinality u (total, element)
                 group by e.queue, g.name, e.kind, u.element) s
           group by s.queue, s.name, s.kind) c
+$$;
+
+
+-- The label sets of the metrics by tag, up to the last fold: the cells that have a place within the setting metric_label_sets, and for each group
+-- one set without names that adds up the others, with their number. Null: there are no such metrics.
+--
+-- Cancelled and replaced jobs that wait do not count, but those that wait for an ordering key until its claim has passed them.
+create function forebay._measured_label_sets() returns jsonb
+language plpgsql stable
+-- planner: in order
+as $$
+declare
+    v_most  constant bigint := forebay._setting_value('metric_label_sets');
+    v_bases forebay._counter_base[];
+begin
+    if v_most is null or v_most = 0 then
+        return null;
+    end if;
+    v_bases := array(
+        select row(g.group_id, g.queue, g.group_id, g.name, null, null, null, null, null, null)::forebay._counter_base
+        from forebay.queue_group g where g.closing_at is null);
+    return (
+        with cell as materialized (
+            select e.cell_id, e.group_id, e.queue, g.name, e.priority, e.kind, e.tag, t.totals as t,
+                   case when e.kind <> '' and e.place between 1 and v_most then e.place end as place
+            from forebay.counter_cell e
+            join forebay.queue_group g on g.group_id = e.group_id
+            cross join lateral (select i.totals from forebay.counter i
+                                where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t
+        ), gone as (
+            select a.group_id, a.priority, a.kind, a.tag, 1 as event, a.jobs + a.parked as jobs from forebay._cancelled_ahead(null) a
+            union all
+            select w.base, w.priority, w.kind, w.tag, -w.event, w.jobs from forebay._counter_withdrawn(v_bases) w
+        ), gone_of as materialized (
+            select coalesce(c.cell_id, o.cell_id) as cell_id, sum(d.jobs) filter (where d.event = 1) as ready,
+                   sum(d.jobs) filter (where d.event = 15) as scheduled, sum(d.jobs) filter (where d.event = 16) as retrying
+            from gone d
+            left join cell c on c.group_id = d.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag
+            left join cell o on c.cell_id is null and o.group_id = d.group_id and o.priority = d.priority and o.kind = ''
+            group by 1
+        ), counted as (
+            select c.queue, c.name, c.group_id, c.place, c.priority, c.kind, c.tag, c.t,
+                   -- What was withdrawn or passed since the fold may be more than it has.
+                   greatest(c.t[15] - coalesce(g.scheduled, 0), 0) as scheduled,
+                   greatest(c.t[1] + c.t[13] - c.t[3] - c.t[7] - c.t[8] - c.t[14] - coalesce(g.ready, 0), 0) as ready,
+                   c.t[3] - c.t[4] - c.t[5] - c.t[6] - c.t[9] - c.t[10] - c.t[11] - c.t[12] - c.t[13] as claimed,
+                   greatest(c.t[16] - coalesce(g.retrying, 0), 0) as retrying
+            from cell c left join gone_of g on g.cell_id = c.cell_id
+        ), label_set as (
+            select c.queue, c.name, c.group_id, c.place, min(c.priority) as priority, min(c.kind) as kind, min(c.tag) as tag, count(*) as sets,
+                   sum(c.scheduled) as scheduled, sum(c.ready) as ready, sum(c.claimed) as claimed, sum(c.retrying) as retrying,
+                   sum(c.t[4]) as done, sum(c.t[5]) as failed, sum(c.t[6]) as dead, sum(c.t[7]) as expired, sum(c.t[8] + c.t[9]) as cancelled,
+                   sum(c.t[10]) as snoozed, sum(c.t[11]) as released, sum(c.t[12]) as lost
+            from counted c group by c.queue, c.name, c.group_id, c.place
+        )
+        select coalesce(jsonb_agg(jsonb_build_object(
+                   'queue', l.queue, 'group', l.name, 'first', l.group_id, 'place', l.place,
+                   'priority', case when l.place is not null then l.priority end, 'kind', case when l.place is not null then l.kind end,
+                   'tag', case when l.place is not null then l.tag end, 'sets', l.sets,
+                   'scheduled', l.scheduled, 'ready', l.ready, 'claimed', l.claimed, 'retrying', l.retrying,
+                   'done', l.done, 'failed', l.failed, 'dead', l.dead, 'expired', l.expired, 'cancelled', l.cancelled, 'snoozed', l.snoozed,
+                   'released', l.released, 'lost', l.lost) order by l.group_id, l.place), '[]')
+        from label_set l);
+end
 $$;
 
 
