@@ -65,7 +65,8 @@ def console(
             timeout_graceful_shutdown=1,
         )
     )
-    terminal().print(f"console: http://{at}:{port}/  (end with Ctrl-C)")
+    first = next(iter(databases))
+    terminal().print(f"console: http://{at}:{port}/{first}/  (end with Ctrl-C)")
     server.run()
 
 

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlencode
 
 from forebay.doctor import without_workers
 from forebay.doctor.examine import examine
@@ -143,9 +144,7 @@ async def _queue(source: Source, request: Request) -> Facts:
     step, length = _SPANS[span]
     overview = await source.overview()
     loads = [one for one in overview.queues if one.queue == name]
-    series = await source.read(
-        stats.stats_series(step, datetime.now(UTC) - length, None, name)
-    )
+    series = await source.read(stats.stats_series(step, datetime.now(UTC) - length, None, name))
     counted = await source.read(stats.stats(name))
     return {
         "section": "Overview",
@@ -286,7 +285,9 @@ async def _cause(source: Source, request: Request) -> Facts:
     cause = _needed(request, "cause")
     groups = await source.read(dead.dead_groups(None, None, cause, None))
     letters = await source.read(
-        dead.dead_letters(redriven="any", limit=_ROWS, before=_whole(request, "before"), cause=cause)
+        dead.dead_letters(
+            redriven="any", limit=_ROWS, before=_whole(request, "before"), cause=cause
+        )
     )
     return {
         "section": "Failures",
@@ -314,7 +315,7 @@ async def _keys(source: Source, request: Request) -> Facts:
     return {
         "section": "Keys",
         "keys": [(one, key_answer(one, now)) for one in found],
-        "limits": [one for one in await source.read(queues.limits(queue))],
+        "limits": await source.read(queues.limits(queue)),
     }
 
 
@@ -449,8 +450,6 @@ async def _events(source: Source, request: Request) -> Facts:
 
 
 async def _find(_source: Source, request: Request) -> str:
-    from urllib.parse import urlencode
-
     what = (_text(request, "q") or "").strip()
     return f"job?{urlencode({'what': what})}" if what else ""
 

@@ -92,6 +92,11 @@ class Source:
         #: Why the last sample failed; None if it did not.
         self.failed: str | None = None
 
+    @property
+    def address(self) -> str:
+        """The address of the database."""
+        return self._reader.address
+
     async def read(self, operation: Operation[T]) -> T:
         """Run a read; see ``Reader.run``."""
         return await self._reader.run(operation)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup
 
+from forebay.model.status import shown_args
 from forebay.model.text import call_text, counted, human_bytes, replaced_controls
 from forebay.policy.retry import human_duration
 
@@ -96,4 +97,9 @@ FILTERS: Final = {
 }
 
 #: The functions of the templates.
-FUNCTIONS: Final = {"call": call_text, "counted": counted, "sparkline": sparkline}
+FUNCTIONS: Final = {
+    "args_of": shown_args,
+    "call": call_text,
+    "counted": counted,
+    "sparkline": sparkline,
+}

@@ -14,7 +14,7 @@ import hashlib
 import inspect
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -71,8 +71,34 @@ class User:
     name: str
 
 
-#: Returns who makes a request; None: nobody who may.
-Authorize = "Callable[[Request], User | None | Awaitable[User | None]]"
+class _Visit(NamedTuple):
+    """A request for a page of one database, and who makes it."""
+
+    request: Request
+    source: Source
+    user: User | None
+
+    @property
+    def root(self) -> str:
+        """The prefix under which the console is mounted."""
+        return str(self.request.scope.get("root_path", ""))
+
+    def link(self, path: str = "", **query: Any) -> str:
+        """Return the address of a page of this database."""
+        return f"{self.root}/{self.source.name}/{path}{_query(query)}"
+
+    def here(self, **query: Any) -> str:
+        """Return the present address with other values in its query."""
+        return self.request.url.path + _query(dict(self.request.query_params) | query)
+
+
+#: What a page says of an error, and its status.
+_TROUBLE: Final = (
+    (DatabaseUnavailable, "The database is away", 503),
+    (SchemaError, "The schema is not there", 503),
+    (ReadTooSlow, "This took too long", 503),
+    (ForebayError, "That does not work", 400),
+)
 
 
 def asgi(
@@ -101,7 +127,10 @@ def asgi(
 
 
 def _sources(databases: str | Mapping[str, str | None] | None) -> dict[str, Source]:
-    given = {"main": databases} if not hasattr(databases, "items") else dict(databases or {})
+    given: dict[str, str | None]
+    given = (
+        {"main": databases} if databases is None or isinstance(databases, str) else {**databases}
+    )
     if not given:
         raise ConfigError("databases", "is empty", hint="Name one: {'main': 'postgresql://...'}.")
     for name in given:
@@ -188,7 +217,7 @@ class _Console:
         found = [value for name, value in scope["headers"] if name == b"host"]
         if len(found) != 1:
             return ""
-        host = found[0].decode("latin-1").lower()
+        host = str(found[0], "latin-1").lower()
         name, colon, port = host.rpartition(":")
         return name if colon and port.isdigit() else host
 
@@ -215,75 +244,40 @@ class _Console:
 
     def _answering(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            user = await self._user(request)
-            source = self._source(request)
+            visit = _Visit(request, self._source(request), await self._user(request))
             try:
-                found = await page.read(source, request)
-            except DatabaseUnavailable as error:
-                return self._trouble(request, source, user, error, 503, "The database is away")
-            except SchemaError as error:
-                return self._trouble(request, source, user, error, 503, "No schema")
-            except ReadTooSlow as error:
-                return self._trouble(request, source, user, error, 503, "This took too long")
+                found = await page.read(visit.source, request)
             except ForebayError as error:
-                return self._trouble(request, source, user, error, 400, "That does not work")
+                title, status = next(
+                    (title, status) for sort, title, status in _TROUBLE if isinstance(error, sort)
+                )
+                return self._trouble(visit, error, title, status)
             if isinstance(found, str):  # the address of another page
-                return RedirectResponse(self._link(request, source, found), 303)
-            status = 404 if found.get("is_missing") else 200
-            return self._page(request, source, user, page.template, found, status)
+                return RedirectResponse(visit.link(found), 303)
+            return self._page(visit, page.template, found, 404 if found.get("is_missing") else 200)
 
         return answer
 
-    def _trouble(
-        self,
-        request: Request,
-        source: Source,
-        user: User | None,
-        error: ForebayError,
-        status: int,
-        title: str,
-    ) -> Response:
+    def _trouble(self, visit: _Visit, error: ForebayError, title: str, status: int) -> Response:
         facts = {"title": title, "error": error, "section": ""}
-        return self._page(request, source, user, "trouble.html", facts, status)
+        return self._page(visit, "trouble.html", facts, status)
 
     def _page(
-        self,
-        request: Request,
-        source: Source,
-        user: User | None,
-        template: str,
-        facts: Mapping[str, Any],
-        status: int = 200,
+        self, visit: _Visit, template: str, facts: Mapping[str, Any], status: int
     ) -> Response:
-        def link(path: str = "", **query: Any) -> str:
-            return self._link(request, source, path, **query)
-
-        def here(**query: Any) -> str:
-            """The present address with other values in its query."""
-            merged = dict(request.query_params) | query
-            path = request.url.path
-            left = {name: value for name, value in merged.items() if value not in (None, "")}
-            return path + (f"?{urlencode(left)}" if left else "")
-
         text = self._templates.get_template(template).render(
             facts,
-            link=link,
-            here=here,
-            query=request.query_params,
-            static=lambda name: f"{request.scope.get('root_path', '')}/static/{_named(name)}",
+            link=visit.link,
+            here=visit.here,
+            query=visit.request.query_params,
+            static=lambda name: f"{visit.root}/static/{_named(name)}",
             sources=list(self._sources),
-            source=source,
-            user=user,
-            root=request.scope.get("root_path", ""),
+            source=visit.source,
+            user=visit.user,
+            root=visit.root,
             pages=[page for page in PAGES if page.title],
         )
         return HTMLResponse(text, status)
-
-    @staticmethod
-    def _link(request: Request, source: Source, path: str, **query: Any) -> str:
-        left = {name: value for name, value in query.items() if value not in (None, "")}
-        end = f"?{urlencode(left)}" if left else ""
-        return f"{request.scope.get('root_path', '')}/{source.name}/{path}{end}"
 
     async def _live(self, request: Request) -> Response:
         """Tell a browser whenever the numbers are new: the page then reads itself again."""
@@ -305,13 +299,14 @@ class _Console:
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        source = next(iter(self._sources.values()))
-        facts = {
-            "title": "Not here" if error.status_code == 404 else "Refused",
-            "error": ForebayError(str(error.detail)),
-            "section": "",
-        }
-        return self._page(request, source, None, "trouble.html", facts, error.status_code)
+        visit = _Visit(request, next(iter(self._sources.values())), None)
+        title = "Not here" if error.status_code == 404 else "Refused"
+        return self._trouble(visit, ForebayError(str(error.detail)), title, error.status_code)
+
+
+def _query(values: Mapping[str, Any]) -> str:
+    left = {name: value for name, value in values.items() if value not in (None, "")}
+    return f"?{urlencode(left)}" if left else ""
 
 
 def _named(name: str) -> str:
