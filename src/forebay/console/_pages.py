@@ -1,6 +1,6 @@
 """The pages: what each reads. A page returns the facts of its template, or the path of another.
 
-No page has SQL of its own: it runs the operations that the command line runs.
+A page runs the operations that the command line runs, and contains no SQL.
 """
 
 from __future__ import annotations

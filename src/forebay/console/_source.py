@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Time between two samples while somebody looks.
+#: Time between two samples while a browser is open.
 SAMPLE_SECONDS: Final = 2.0
 
 #: The problems are those of ``forebay status``, which looks at more than a sample does.

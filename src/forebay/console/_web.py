@@ -5,7 +5,7 @@ Invariants:
     of another site cannot reach the console through a name that it points here.
     "Text stays text": templates escape everything, and the content security policy allows no
     script and no style but the files of the console.
-    "Nobody looks, nothing runs": without a viewer no statement reaches a database.
+    "No viewer, no statement": without a viewer no statement reaches a database.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _HEADERS: Final = {
 #: The hosts of a console that listens on this machine only.
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
-#: Most browsers that are told of changes at once; further ones show what they loaded.
+#: Most browsers that hear of changes at once; further ones show what they loaded.
 _VIEWERS_MAX: Final = 200
 
 
@@ -116,9 +116,9 @@ def asgi(
             of the address of each page: letters, digits, ``-`` and ``_``. None: one database,
             found like that of a client, from FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
         hosts: the names under which it is reached, without port. A request with another Host is
-            refused, since a page of a stranger could reach it through a name of his.
+            refused, since a foreign site could reach it through a name that points here.
         authorize: called with each request; returns a ``User``, or None to refuse it. It may be a
-            coroutine function. Without it, everybody who can connect may look.
+            coroutine function. Without it, each who can connect may look.
 
     Raises:
         ConfigError: no database is given, a name is refused, or ``hosts`` is empty.
@@ -164,9 +164,9 @@ class _Console:
         self._templates.filters.update(FILTERS)
         self._templates.globals.update(FUNCTIONS)
         routes = [
-            Route("/", self._home),
+            Route("/", self._first_page),
             Mount("/static", StaticFiles(directory=_STATIC)),
-            Route("/{database}", self._home),
+            Route("/{database}", self._first_page),
             Route("/{database}/live", self._live),
             *(Route("/{database}" + page.path, self._answering(page)) for page in PAGES),
         ]
@@ -236,7 +236,7 @@ class _Console:
             raise HTTPException(404, f"No database is called {name}.")
         return self._sources[name]
 
-    async def _home(self, request: Request) -> Response:
+    async def _first_page(self, request: Request) -> Response:
         name = request.path_params.get("database", next(iter(self._sources)))
         if name not in self._sources:
             raise HTTPException(404, f"No database is called {name}.")
@@ -284,7 +284,7 @@ class _Console:
         await self._user(request)
         source = self._source(request)
         if self._viewers >= _VIEWERS_MAX:
-            raise HTTPException(503, "Too many browsers are told of changes at once.")
+            raise HTTPException(503, "Too many browsers hear of changes at once.")
 
         async def lines() -> AsyncIterator[str]:
             self._viewers += 1
