@@ -2,6 +2,7 @@
 
 import html
 import re
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
@@ -16,7 +17,7 @@ from forebay.console._source import Source
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.ops.operation import Operation, nothing
 from tests.support.engine import enqueue, one
-from tests.support.waiting import wait_for
+from tests.support.waiting import wait_for, wait_for_async
 
 #: What a producer can write into every field; as text it is harmless.
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7 * 7 }}"
@@ -266,7 +267,14 @@ def test_it_is_mounted_under_a_prefix_and_serves_several_databases(database):
     """
     Each address that a page names begins with the prefix and the database.
     """
-    app = Starlette(routes=[Mount("/ops/queue", asgi({"shop": database, "mail": database}))])
+    console = asgi({"shop": database, "mail": database})
+
+    @asynccontextmanager
+    async def lifespan(_app):
+        yield
+        await console.close()
+
+    app = Starlette(routes=[Mount("/ops/queue", console)], lifespan=lifespan)
     with TestClient(app, base_url="http://localhost") as client:
         assert client.get("/ops/queue/").url.path == "/ops/queue/shop/"
         page = client.get("/ops/queue/mail/workers")
@@ -288,6 +296,23 @@ def test_a_name_that_would_be_no_address_is_refused(databases):
         asgi(databases)
     with pytest.raises(ConfigError, match="hosts"):
         asgi("x", hosts=())
+
+
+@pytest.mark.anyio
+async def test_sessions_close_after_the_last_read(database, conn, monkeypatch):
+    """
+    A console that is mounted, and whose host never calls it at its end, leaves no session open.
+    """
+    monkeypatch.setattr("forebay.client.reader._IDLE_SECONDS", 0.05)
+    reader = Reader(database, name="a reader that rests")
+    sessions = (
+        "select count(*) from pg_stat_activity where application_name = 'a reader that rests'"
+    )
+    await reader.run(Operation("select 1", nothing))
+    assert one(conn, sessions) == 1
+    await wait_for_async(lambda: one(conn, sessions) == 0)
+    await reader.run(Operation("select 1", nothing))
+    await reader.close()
 
 
 @pytest.mark.anyio

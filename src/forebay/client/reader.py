@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 _QUERY_CANCELED: Final = "57014"
 
+#: Sessions close when none was used for this long.
+_IDLE_SECONDS: Final = 30.0
+
 
 class ReadTooSlow(ForebayError):  # noqa: N818 - says what happened
     """A read was ended by its time limit."""
@@ -51,6 +54,8 @@ class Reader:
         self._seconds = seconds
         self._idle: list[Session] = []
         self._turns = asyncio.Semaphore(sessions)
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -84,9 +89,21 @@ class Reader:
                 raise
             finally:
                 self._idle.append(session)
+                self._close_later()
+
+    def _close_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._close_idle)
+
+    def _close_idle(self) -> None:
+        self._closing = asyncio.create_task(self.close())
 
     async def close(self) -> None:
         """Close the sessions; a later read opens new ones."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         while self._idle:
             with contextlib.suppress(Exception):
                 await self._idle.pop().close()

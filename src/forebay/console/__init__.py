@@ -4,6 +4,6 @@
 page answers one question, its address holds every filter, and it works without JavaScript.
 """
 
-from forebay.console._web import User, asgi
+from forebay.console._web import Console, User, asgi
 
-__all__ = ["User", "asgi"]
+__all__ = ["Console", "User", "asgi"]

@@ -56,7 +56,7 @@ _HEADERS: Final = {
 #: The hosts of a console that listens on this machine only.
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
-#: Most browsers that hear of changes at once; further ones show what they loaded.
+#: Most browsers that learn of changes at once; further ones show what they loaded.
 _VIEWERS_MAX: Final = 200
 
 
@@ -106,7 +106,7 @@ def asgi(
     *,
     hosts: Sequence[str] = LOOPBACK,
     authorize: Callable[[Request], Any] | None = None,
-) -> ASGIApp:
+) -> Console:
     """Return the console as an ASGI application, to mount under any prefix.
 
     It reads only: each statement runs in a read-only transaction and ends after two seconds.
@@ -123,7 +123,7 @@ def asgi(
     Raises:
         ConfigError: no database is given, a name is refused, or ``hosts`` is empty.
     """
-    return _Console(_sources(databases), tuple(hosts), authorize).app
+    return Console(_sources(databases), tuple(hosts), authorize)
 
 
 def _sources(databases: str | Mapping[str, str | None] | None) -> dict[str, Source]:
@@ -141,7 +141,14 @@ def _sources(databases: str | Mapping[str, str | None] | None) -> dict[str, Sour
     return {name: Source(name, dsn) for name, dsn in given.items()}
 
 
-class _Console:
+class Console:
+    """The console as an ASGI application; ``asgi()`` makes it.
+
+    An application that calls its lifespan needs nothing else. One that mounts it, as Starlette and
+    FastAPI do, awaits ``close()`` when it ends. Sessions close by themselves half a minute after
+    the last page.
+    """
+
     def __init__(
         self,
         sources: dict[str, Source],
@@ -175,13 +182,21 @@ class _Console:
             lifespan=self._lifespan,
             exception_handlers={HTTPException: self._refused},
         )
-        self.app: ASGIApp = self._guarded(inner)
+        self._app: ASGIApp = self._guarded(inner)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._app(scope, receive, send)
+
+    async def close(self) -> None:
+        """Close the sessions; a later request opens new ones."""
+        for source in self._sources.values():
+            await source.close()
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         yield
-        for source in self._sources.values():
-            await source.close()
+        await self.close()
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -284,7 +299,7 @@ class _Console:
         await self._user(request)
         source = self._source(request)
         if self._viewers >= _VIEWERS_MAX:
-            raise HTTPException(503, "Too many browsers hear of changes at once.")
+            raise HTTPException(503, "Too many browsers learn of changes at once.")
 
         async def lines() -> AsyncIterator[str]:
             self._viewers += 1
