@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from typing import Annotated, Final
 
@@ -67,7 +68,8 @@ def console(
     )
     first = next(iter(databases))
     terminal().print(f"console: http://{at}:{port}/{first}/  (end with Ctrl-C)")
-    server.run()
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the ordinary end
+        server.run()
 
 
 def _is_loopback(host: str) -> bool:
