@@ -65,6 +65,8 @@ _BUILT_IN: Final = {
         "Show where a job is, why, and what happens next."),
     "top": ("_top:top", _OPERATE,
         "Watch queues, workers, keys that wait and alerts live."),
+    "console": ("_console:console", _OPERATE,
+        "Show queues, jobs, failures and the database in a browser."),
     "alerts": ("_alerts:alerts", _OPERATE,
         "Check the alerts, and list those that fire."),
     "metrics": ("_metrics:metrics", _OPERATE,

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 _OPERATION: Final = ("server", "schema", "cluster", "locks", "workers", "notifications")
 
 
-async def current_problems(dsn: str) -> list[Problem]:
+async def current_problems(dsn: str, *, count: bool = True) -> list[Problem]:
     """Return what is wrong, the worst first, and record the alerts if this role may.
+
+    Args:
+        dsn: the address.
+        count: first count what no worker has counted, which may take minutes.
 
     Raises:
         DatabaseUnavailable: the database cannot be reached.
@@ -31,7 +35,8 @@ async def current_problems(dsn: str) -> list[Problem]:
     """
     session = read_session(dsn, may_write=True)
     try:
-        await count_backlogs(session, dsn)
+        if count:
+            await count_backlogs(session, dsn)
         checked = await check_session(session)
         found: list[Finding] = []
         for check in CHECKS:

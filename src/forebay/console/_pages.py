@@ -1,0 +1,478 @@
+"""The pages: what each reads. A page returns the facts of its template, or the path of another.
+
+A page runs the operations that the command line runs, and contains no SQL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+from forebay.doctor import without_workers
+from forebay.doctor.examine import examine
+from forebay.errors import ConfigError
+from forebay.model.change import JobFilter
+from forebay.model.job import JobState
+from forebay.model.stats import STATS_BOUNDS
+from forebay.ops import (
+    archive,
+    dead,
+    endpoints,
+    events,
+    keys,
+    mirrors,
+    publishing,
+    queues,
+    schedules,
+    stats,
+    subjects,
+    workers,
+)
+from forebay.policy.cron import Timing
+from forebay.policy.keys import key_answer
+from forebay.watch.top import percentile
+from forebay.watch.where import where
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from starlette.requests import Request
+
+    from forebay.console._source import Source
+    from forebay.model.schedules import ScheduleStatus
+    from forebay.model.stats import StatsSample
+
+Facts = dict[str, Any]
+
+#: Rows of a list.
+_ROWS: Final = 50
+
+#: Rows of the log that one page of a search reads, about a fifth of a second.
+_BUDGET: Final = 200_000
+
+_SPANS: Final[dict[str, tuple[Any, timedelta]]] = {
+    "hour": ("minute", timedelta(hours=1)),
+    "day": ("minute", timedelta(days=1)),
+    "month": ("hour", timedelta(days=30)),
+}
+
+#: Points of a curve.
+_POINTS_MAX: Final = 120
+
+
+class Page(NamedTuple):
+    """One page.
+
+    Attributes:
+        path: below the name of the database.
+        title: in the navigation; empty: it is reached from another page.
+        key: the letter that follows ``g`` on the keyboard; empty for none.
+        template: its file.
+        read: reads the facts of the template, or returns the path of another page.
+    """
+
+    path: str
+    title: str
+    key: str
+    template: str
+    read: Callable[[Source, Request], Awaitable[Facts | str]]
+
+
+def _text(request: Request, name: str) -> str | None:
+    return request.query_params.get(name) or None
+
+
+def _needed(request: Request, name: str) -> str:
+    found = _text(request, name)
+    if found is None:
+        raise ConfigError(name, "is missing in the address of this page")
+    return found
+
+
+def _whole(request: Request, name: str) -> int | None:
+    found = _text(request, name)
+    if found is None:
+        return None
+    if not (found.isascii() and found.isdigit() and len(found) <= 18):
+        raise ConfigError(name, f"is {found!r}, not a whole number")
+    return int(found)
+
+
+def _instant(request: Request, name: str) -> datetime | None:
+    found = _text(request, name)
+    if found is None:
+        return None
+    try:
+        at = datetime.fromisoformat(found)
+    except ValueError:
+        raise ConfigError(
+            name, f"is {found!r}, not a time", hint="As 2026-11-29 or 2026-11-29T14:30."
+        ) from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+async def _overview(source: Source, _request: Request) -> Facts:
+    found = await source.overview()
+    problems = await source.problems()
+    now = [one for one in problems if one.state == "holds"]
+    samples = list(source.samples)
+    return {
+        "section": "Overview",
+        "problems": now,
+        "others": [one for one in problems if one.state != "holds"],
+        "errors": sum(one.severity == "error" for one in now),
+        "overview": found,
+        "queues": sorted(found.queues, key=lambda one: (-one.ready - one.claimed, one.queue)),
+        "data": source.data,
+        "curves": [
+            ("jobs waiting", [one.waiting for one in samples], "number"),
+            ("jobs done a second", [one.done for one in samples], "number"),
+            ("dead rows", [one.dead_rows for one in samples], "number"),
+            ("oldest transaction", [one.snapshot_seconds for one in samples], "duration"),
+        ],
+    }
+
+
+async def _queue(source: Source, request: Request) -> Facts:
+    name = _needed(request, "queue")
+    span = _text(request, "span") or "hour"
+    if span not in _SPANS:
+        raise ConfigError("span", f"is {span!r}, not one of {', '.join(_SPANS)}")
+    step, length = _SPANS[span]
+    overview = await source.overview()
+    loads = [one for one in overview.queues if one.queue == name]
+    series = await source.read(stats.stats_series(step, datetime.now(UTC) - length, None, name))
+    counted = await source.read(stats.stats(name))
+    return {
+        "section": "Overview",
+        "name": name,
+        "is_missing": not loads and not counted,
+        "loads": loads,
+        "problems": [
+            one for one in await source.problems() if one.subject == name and one.state == "holds"
+        ],
+        "groups": await source.read(queues.groups(name)),
+        "settings": await source.read(queues.queue_settings(name)),
+        "kinds": _by(counted, "kind"),
+        "tags": _by(counted, "tag"),
+        "priorities": _by(counted, "priority"),
+        "span": span,
+        "spans": list(_SPANS),
+        "curves": _curves(series),
+    }
+
+
+def _by(counted: Iterable[Any], field: str) -> list[Facts]:
+    """Return the sums of counters for each value of a field, most work first."""
+    sums: dict[Any, Facts] = {}
+    for one in counted:
+        row = sums.setdefault(
+            getattr(one, field),
+            defaultdict(int, waits=[0] * (len(STATS_BOUNDS) + 1), durations=[0] * 20),
+        )
+        for name in ("scheduled", "ready", "claimed", "retrying", "done", "failed", "dead",
+                     "expired", "wait_ms", "duration_ms"):  # fmt: skip
+            row[name] += getattr(one, name)
+        for name in ("waits", "durations"):
+            row[name] = [a + b for a, b in zip(row[name], getattr(one, name), strict=True)]
+    rows = [
+        {
+            "value": value,
+            **row,
+            "wait_p95": _p95(row["waits"], row["wait_ms"]),
+            "duration_p95": _p95(row["durations"], row["duration_ms"]),
+        }
+        for value, row in sums.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["ready"] - row["done"], str(row["value"])))[:_ROWS]
+
+
+def _p95(counts: Sequence[int], total_ms: int) -> float | None:
+    found = percentile(STATS_BOUNDS, counts, total_ms, 0.95)
+    return None if found is None else found / 1000
+
+
+def _curves(series: Sequence[StatsSample]) -> list[tuple[str, list[float | None], str]]:
+    """Return the curves of a queue from its samples: sums over kinds, tags and priorities."""
+    moments: dict[datetime, list[StatsSample]] = defaultdict(list)
+    for one in series:
+        moments[one.at].append(one)
+    at = sorted(moments)
+    size = max(1, math.ceil(len(at) / _POINTS_MAX))
+    parts = [[s for m in at[n : n + size] for s in moments[m]] for n in range(0, len(at), size)]
+    last = [moments[at[min(n + size, len(at)) - 1]] for n in range(0, len(at), size)]
+
+    def p95(counts: str, total: str) -> list[float | None]:
+        return [
+            _p95(
+                [sum(column) for column in zip(*(getattr(s, counts) for s in part), strict=True)],
+                sum(getattr(s, total) for s in part),
+            )
+            for part in parts
+        ]
+
+    def sums(name: str) -> list[float | None]:
+        return [sum(getattr(s, name) for s in part) for part in parts]
+
+    return [
+        ("jobs ready", [sum(s.ready for s in part) for part in last], "number"),
+        ("enqueued", sums("enqueued"), "number"),
+        ("done", sums("done"), "number"),
+        ("failed attempts", sums("failed"), "number"),
+        ("wait, p95", p95("waits", "wait_ms"), "duration"),
+        ("handler, p95", p95("durations", "duration_ms"), "duration"),
+    ]
+
+
+async def _jobs(source: Source, request: Request) -> Facts:
+    names = ("queue", "kind", "tag", "correlation_id", "ordering_key", "limit_key", "subject",
+             "endpoint", "unique_key")  # fmt: skip
+    given: Facts = {name: _text(request, name) for name in names}
+    given["enqueued_after"] = _instant(request, "enqueued_after")
+    given["enqueued_before"] = _instant(request, "enqueued_before")
+    left = {name: value for name, value in given.items() if value is not None}
+    state = _text(request, "state")
+    contains = _text(request, "contains")
+    found = await source.read(
+        archive.search(
+            which=JobFilter(**left) if left else None,
+            state=state,
+            contains=contains,
+            limit=_ROWS,
+            before=_whole(request, "before"),
+            budget=_BUDGET,
+        )
+    )
+    return {
+        "section": "Jobs",
+        "found": found,
+        "names": names,
+        "states": [str(one) for one in JobState],
+        "is_filtered": bool(left or state or contains),
+    }
+
+
+async def _job(source: Source, request: Request) -> Facts:
+    what = _needed(request, "what")
+    found = await source.read(where(what))
+    described = [one for one in found.jobs if one.job_id == found.job_id]
+    return {
+        "section": "Jobs",
+        "what": what,
+        "is_missing": not described,
+        "found": found,
+        "described": described,
+        "others": [one for one in found.jobs if one.job_id != found.job_id],
+        "histories": {one.group: one for one in found.histories},
+        "explanations": {one.group: one for one in found.explanations},
+    }
+
+
+async def _failures(source: Source, request: Request) -> Facts:
+    queue, kind, endpoint = (_text(request, name) for name in ("queue", "kind", "endpoint"))
+    groups = await source.read(dead.dead_groups(queue, kind, None, endpoint))
+    return {
+        "section": "Failures",
+        "groups": groups,
+        "total": sum(one.jobs for one in groups),
+    }
+
+
+async def _cause(source: Source, request: Request) -> Facts:
+    cause = _needed(request, "cause")
+    groups = await source.read(dead.dead_groups(None, None, cause, None))
+    letters = await source.read(
+        dead.dead_letters(
+            redriven="any", limit=_ROWS, before=_whole(request, "before"), cause=cause
+        )
+    )
+    return {
+        "section": "Failures",
+        "cause": cause,
+        "is_missing": not letters,
+        "groups": groups,
+        "letters": letters,
+        "rows": _ROWS,
+    }
+
+
+async def _workers(source: Source, _request: Request) -> Facts:
+    since = datetime.now(UTC) - timedelta(days=1)
+    return {
+        "section": "Workers",
+        "workers": await source.read(workers.workers(5)),
+        "ended": await source.read(workers.ended_workers(since, 100)),
+    }
+
+
+async def _keys(source: Source, request: Request) -> Facts:
+    queue = _text(request, "queue")
+    now = datetime.now(UTC)
+    found = await source.read(keys.keys(queue, 100))
+    return {
+        "section": "Keys",
+        "keys": [(one, key_answer(one, now)) for one in found],
+        "limits": await source.read(queues.limits(queue)),
+    }
+
+
+async def _schedules(source: Source, _request: Request) -> Facts:
+    found = await source.read(schedules.schedules(None))
+    return {
+        "section": "Schedules",
+        "schedules": [(one, _next_of(one, 1)) for one in found],
+        "counts": await source.read(subjects.subject_counts(None)),
+    }
+
+
+def _next_of(one: ScheduleStatus, many: int) -> list[datetime]:
+    """Return the next instants of a schedule; none if it is paused or its expression is bad."""
+    if one.paused_at is not None or one.problem is not None:
+        return []
+    timing = Timing(one.cron, one.every, one.tz, one.starts_at)
+    return list(timing.between(one.server_time, None, many))
+
+
+async def _schedule(source: Source, request: Request) -> Facts:
+    name = _needed(request, "name")
+    (found,) = await source.read(schedules.schedules(name)) or (None,)
+    return {
+        "section": "Schedules",
+        "name": name,
+        "is_missing": found is None,
+        "schedule": found,
+        "next": [] if found is None else _next_of(found, 5),
+        "history": (
+            []
+            if found is None
+            else await source.read(schedules.schedule_history(name, _ROWS, None))
+        ),
+    }
+
+
+async def _subjects(source: Source, request: Request) -> Facts:
+    queue = _needed(request, "queue")
+    found = await source.read(
+        subjects.subjects(queue, _text(request, "state"), _text(request, "after"), _ROWS)
+    )
+    return {
+        "section": "Schedules",
+        "queue": queue,
+        "subjects": found,
+        "rows": _ROWS,
+        "counts": await source.read(subjects.subject_counts(queue)),
+    }
+
+
+async def _subject(source: Source, request: Request) -> Facts:
+    queue, name = _needed(request, "queue"), _needed(request, "name")
+    found = await source.read(subjects.subject(queue, name))
+    return {
+        "section": "Schedules",
+        "queue": queue,
+        "name": name,
+        "subject": found,
+        "is_missing": found is None,
+        "history": await source.read(subjects.subject_history(queue, name, _ROWS)) if found else [],
+    }
+
+
+async def _endpoints(source: Source, _request: Request) -> Facts:
+    return {
+        "section": "Endpoints",
+        "endpoints": await source.read(endpoints.endpoints()),
+        "types": await source.read(publishing.event_types()),
+    }
+
+
+async def _endpoint(source: Source, request: Request) -> Facts:
+    name = _needed(request, "name")
+    found = next(
+        (one for one in await source.read(endpoints.endpoints()) if one.name == name), None
+    )
+    if found is None:
+        return {"section": "Endpoints", "name": name, "is_missing": True, "endpoint": None}
+    deliveries = await source.read(
+        archive.search(
+            which=JobFilter(endpoint=name),
+            state=None,
+            contains=None,
+            limit=20,
+            before=None,
+            budget=_BUDGET,
+        )
+    )
+    return {
+        "section": "Endpoints",
+        "name": name,
+        "endpoint": found,
+        "subscriptions": await source.read(publishing.subscriptions(name)),
+        "deliveries": deliveries.jobs,
+        "groups": await source.read(dead.dead_groups(None, None, None, name)),
+    }
+
+
+async def _mirrors(source: Source, _request: Request) -> Facts:
+    await source.overview()
+    names = sorted({one["name"] for one in source.data["mirrors"]})
+    audits = {name: await source.read(mirrors.mirror_audits(name, 5)) for name in names[:20]}
+    return {"section": "Mirrors", "mirrors": source.data["mirrors"], "audits": audits}
+
+
+async def _database(source: Source, _request: Request) -> Facts:
+    await source.overview()
+    return {
+        "section": "Database",
+        "database": source.data["database"],
+        "space": source.data["space"],
+        "settings": await source.read(queues.settings()),
+    }
+
+
+async def _doctor(source: Source, _request: Request) -> Facts:
+    return {"section": "Database", "findings": without_workers(await examine(source.address))}
+
+
+async def _events(source: Source, request: Request) -> Facts:
+    found = await source.read(
+        events.events(
+            queue=_text(request, "queue"),
+            act=_text(request, "act"),
+            since=_instant(request, "since"),
+            until=_instant(request, "until"),
+            limit=_ROWS,
+        )
+    )
+    return {"section": "Events", "events": found, "rows": _ROWS}
+
+
+async def _find(_source: Source, request: Request) -> str:
+    what = (_text(request, "q") or "").strip()
+    return f"job?{urlencode({'what': what})}" if what else ""
+
+
+#: Every page, in the order of the navigation.
+PAGES: Final = (
+    Page("/", "Overview", "o", "overview.html", _overview),
+    Page("/jobs", "Jobs", "j", "jobs.html", _jobs),
+    Page("/failures", "Failures", "f", "failures.html", _failures),
+    Page("/workers", "Workers", "w", "workers.html", _workers),
+    Page("/keys", "Keys", "k", "keys.html", _keys),
+    Page("/schedules", "Schedules", "s", "schedules.html", _schedules),
+    Page("/endpoints", "Endpoints", "e", "endpoints.html", _endpoints),
+    Page("/mirrors", "Mirrors", "m", "mirrors.html", _mirrors),
+    Page("/database", "Database", "d", "database.html", _database),
+    Page("/events", "Events", "v", "events.html", _events),
+    Page("/queue", "", "", "queue.html", _queue),
+    Page("/job", "", "", "job.html", _job),
+    Page("/cause", "", "", "cause.html", _cause),
+    Page("/schedule", "", "", "schedule.html", _schedule),
+    Page("/subjects", "", "", "subjects.html", _subjects),
+    Page("/subject", "", "", "subject.html", _subject),
+    Page("/endpoint", "", "", "endpoint.html", _endpoint),
+    Page("/doctor", "", "", "doctor.html", _doctor),
+    Page("/find", "", "", "", _find),
+)

@@ -1,0 +1,105 @@
+"""Values as people read them, for the templates."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from markupsafe import Markup
+
+from forebay.model.status import shown_args
+from forebay.model.text import call_text, counted, human_bytes, replaced_controls
+from forebay.policy.retry import human_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WIDTH: Final = 120
+_HEIGHT: Final = 24
+
+
+def number(value: float | None) -> str:
+    """Return a number with separators; ``-`` for None. Integers are exact, whatever their size.
+
+    >>> number(12345678901234567890), number(0.125), number(None)
+    ('12,345,678,901,234,567,890', '0.125', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in its largest fitting unit; ``-`` for None."""
+    return "-" if seconds is None else human_duration(max(0.0, seconds))
+
+
+def instant(value: datetime | float | None) -> Markup:
+    """Return an instant as its distance from now, with the time itself on hover; ``-`` for None.
+
+    The script of the console shows it in the reader's zone; without a script it is UTC.
+    """
+    if value is None:
+        return Markup("-")
+    at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
+    at = at.astimezone(UTC)
+    seconds = (datetime.now(UTC) - at).total_seconds()
+    if abs(seconds) < 1:
+        text = "now"
+    else:
+        length = human_duration(round(abs(seconds)))
+        text = f"{length} ago" if seconds > 0 else f"in {length}"
+    utc = at.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), utc, text)
+
+
+def short_json(value: Any, most: int = 80) -> str:
+    """Return a value as one line of JSON, cut at some characters; ``-`` for none."""
+    if value is None or value in ({}, []):
+        return "-"
+    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def long_json(value: Any) -> str:
+    """Return a value as indented JSON."""
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+def sparkline(values: Sequence[float | None], title: str) -> Markup:
+    """Return a curve of values, oldest first, as a picture with its title; empty for none."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return Markup("")
+    top = max(known) or 1.0
+    step = _WIDTH / (len(values) - 1)
+    points = " ".join(
+        f"{place * step:.1f},{_HEIGHT - 1 - value / top * (_HEIGHT - 2):.1f}"
+        for place, value in enumerate(values)
+        if value is not None
+    )
+    return Markup(
+        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img"'
+        ' aria-label="{}"><title>{}</title><polyline points="{}"/></svg>'
+    ).format(_WIDTH, _HEIGHT, title, title, points)
+
+
+#: The filters of the templates.
+FILTERS: Final = {
+    "number": number,
+    "duration": duration,
+    "instant": instant,
+    "json": short_json,
+    "long_json": long_json,
+    "bytes": lambda value: "-" if value is None else human_bytes(value),
+    "plain": replaced_controls,
+}
+
+#: The functions of the templates.
+FUNCTIONS: Final = {
+    "args_of": shown_args,
+    "call": call_text,
+    "counted": counted,
+    "sparkline": sparkline,
+}

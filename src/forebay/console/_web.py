@@ -1,0 +1,330 @@
+"""The application: who may look, what a browser may do, and how a page is answered.
+
+Invariants:
+    "Only known hosts": a request whose Host header is not in the list is refused, so that a page
+    of another site cannot reach the console through a name that it points here.
+    "Text stays text": templates escape everything, and the content security policy allows no
+    script and no style but the files of the console.
+    "No viewer, no statement": without a viewer no statement reaches a database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from forebay._dataclass import dataclass
+from forebay.client.reader import ReadTooSlow
+from forebay.console._pages import PAGES, Page
+from forebay.console._source import Source
+from forebay.console._text import FILTERS, FUNCTIONS
+from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HERE: Final = Path(__file__).parent
+_STATIC: Final = _HERE / "static"
+
+#: What every answer says to the browser.
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+#: The hosts of a console that listens on this machine only.
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+
+#: Most browsers that learn of changes at once; further ones show what they loaded.
+_VIEWERS_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who looks at the console.
+
+    Attributes:
+        name: as the event log has it.
+    """
+
+    name: str
+
+
+class _Visit(NamedTuple):
+    """A request for a page of one database, and who makes it."""
+
+    request: Request
+    source: Source
+    user: User | None
+
+    @property
+    def root(self) -> str:
+        """The prefix under which the console is mounted."""
+        return str(self.request.scope.get("root_path", ""))
+
+    def link(self, path: str = "", **query: Any) -> str:
+        """Return the address of a page of this database."""
+        return f"{self.root}/{self.source.name}/{path}{_query(query)}"
+
+    def here(self, **query: Any) -> str:
+        """Return the present address with other values in its query."""
+        return self.request.url.path + _query(dict(self.request.query_params) | query)
+
+
+#: What a page says of an error, and its status.
+_TROUBLE: Final = (
+    (DatabaseUnavailable, "The database is away", 503),
+    (SchemaError, "The schema is not there", 503),
+    (ReadTooSlow, "This took too long", 503),
+    (ForebayError, "That does not work", 400),
+)
+
+
+def asgi(
+    databases: str | Mapping[str, str | None] | None = None,
+    *,
+    hosts: Sequence[str] = LOOPBACK,
+    authorize: Callable[[Request], Any] | None = None,
+) -> Console:
+    """Return the console as an ASGI application, to mount under any prefix.
+
+    It reads only: each statement runs in a read-only transaction and ends after two seconds.
+
+    Args:
+        databases: the address of a database, or the addresses of several by name. A name is a part
+            of the address of each page: letters, digits, ``-`` and ``_``. None: one database,
+            found like that of a client, from FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
+        hosts: the names under which it is reached, without port. A request with another Host is
+            refused, since a foreign site could reach it through a name that points here.
+        authorize: called with each request; returns a ``User``, or None to refuse it. It may be a
+            coroutine function. Without it, each who can connect may look.
+
+    Raises:
+        ConfigError: no database is given, a name is refused, or ``hosts`` is empty.
+    """
+    return Console(_sources(databases), tuple(hosts), authorize)
+
+
+def _sources(databases: str | Mapping[str, str | None] | None) -> dict[str, Source]:
+    given: dict[str, str | None]
+    given = (
+        {"main": databases} if databases is None or isinstance(databases, str) else {**databases}
+    )
+    if not given:
+        raise ConfigError("databases", "is empty", hint="Name one: {'main': 'postgresql://...'}.")
+    for name in given:
+        if not name or not all(one.isascii() and (one.isalnum() or one in "-_") for one in name):
+            raise ConfigError("databases", f"has the name {name!r}, not of letters, digits, -, _")
+        if name == "static":
+            raise ConfigError("databases", "has the name 'static', which the console uses itself")
+    return {name: Source(name, dsn) for name, dsn in given.items()}
+
+
+class Console:
+    """The console as an ASGI application; ``asgi()`` makes it.
+
+    An application that calls its lifespan needs nothing else. One that mounts it, as Starlette and
+    FastAPI do, awaits ``close()`` when it ends. Sessions close by themselves half a minute after
+    the last page.
+    """
+
+    def __init__(
+        self,
+        sources: dict[str, Source],
+        hosts: tuple[str, ...],
+        authorize: Callable[[Request], Any] | None,
+    ) -> None:
+        if not hosts:
+            raise ConfigError("hosts", "is empty", hint="Name the host under which it is reached.")
+        self._sources = sources
+        self._hosts = {host.lower() for host in hosts}
+        self._authorize = authorize
+        self._viewers = 0
+        self._templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(FILTERS)
+        self._templates.globals.update(FUNCTIONS)
+        routes = [
+            Route("/", self._first_page),
+            Mount("/static", StaticFiles(directory=_STATIC)),
+            Route("/{database}", self._first_page),
+            Route("/{database}/live", self._live),
+            *(Route("/{database}" + page.path, self._answering(page)) for page in PAGES),
+        ]
+        inner = Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: self._refused},
+        )
+        self._app: ASGIApp = self._guarded(inner)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._app(scope, receive, send)
+
+    async def close(self) -> None:
+        """Close the sessions; a later request opens new ones."""
+        for source in self._sources.values():
+            await source.close()
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        yield
+        await self.close()
+
+    def _guarded(self, app: ASGIApp) -> ASGIApp:
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+
+            async def with_headers(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    names = {name for name, _ in message["headers"]}
+                    message["headers"] = [
+                        *message["headers"],
+                        *((n.lower().encode(), v.encode()) for n, v in _HEADERS.items()),
+                        *([] if b"cache-control" in names else [(b"cache-control", b"no-store")]),
+                    ]
+                await send(message)
+
+            if (host := self._host(scope)) not in self._hosts:
+                refused = Response(
+                    f"The host {host!r} is not one under which this console is reached.\n",
+                    status_code=421,
+                    media_type="text/plain",
+                )
+                await refused(scope, receive, with_headers)
+                return
+            await app(scope, receive, with_headers)
+
+        return guarded
+
+    @staticmethod
+    def _host(scope: Scope) -> str:
+        """Return the one Host header without its port; empty if there is none, or another one."""
+        found = [value for name, value in scope["headers"] if name == b"host"]
+        if len(found) != 1:
+            return ""
+        host = str(found[0], "latin-1").lower()
+        name, colon, port = host.rpartition(":")
+        return name if colon and port.isdigit() else host
+
+    async def _user(self, request: Request) -> User | None:
+        if self._authorize is None:
+            return None
+        found = self._authorize(request)
+        user = await found if inspect.isawaitable(found) else found
+        if not isinstance(user, User):
+            raise HTTPException(403, "You may not look at this console.")
+        return user
+
+    def _source(self, request: Request) -> Source:
+        name = request.path_params["database"]
+        if name not in self._sources:
+            raise HTTPException(404, f"No database is called {name}.")
+        return self._sources[name]
+
+    async def _first_page(self, request: Request) -> Response:
+        name = request.path_params.get("database", next(iter(self._sources)))
+        if name not in self._sources:
+            raise HTTPException(404, f"No database is called {name}.")
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/{name}/", 303)
+
+    def _answering(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            visit = _Visit(request, self._source(request), await self._user(request))
+            try:
+                found = await page.read(visit.source, request)
+            except ForebayError as error:
+                title, status = next(
+                    (title, status) for sort, title, status in _TROUBLE if isinstance(error, sort)
+                )
+                return self._trouble(visit, error, title, status)
+            if isinstance(found, str):  # the address of another page
+                return RedirectResponse(visit.link(found), 303)
+            return self._page(visit, page.template, found, 404 if found.get("is_missing") else 200)
+
+        return answer
+
+    def _trouble(self, visit: _Visit, error: ForebayError, title: str, status: int) -> Response:
+        facts = {"title": title, "error": error, "section": ""}
+        return self._page(visit, "trouble.html", facts, status)
+
+    def _page(
+        self, visit: _Visit, template: str, facts: Mapping[str, Any], status: int
+    ) -> Response:
+        text = self._templates.get_template(template).render(
+            facts,
+            link=visit.link,
+            here=visit.here,
+            query=visit.request.query_params,
+            static=lambda name: f"{visit.root}/static/{_named(name)}",
+            sources=list(self._sources),
+            source=visit.source,
+            user=visit.user,
+            root=visit.root,
+            pages=[page for page in PAGES if page.title],
+        )
+        return HTMLResponse(text, status)
+
+    async def _live(self, request: Request) -> Response:
+        """Tell a browser whenever the numbers are new: the page then reads itself again."""
+        await self._user(request)
+        source = self._source(request)
+        if self._viewers >= _VIEWERS_MAX:
+            raise HTTPException(503, "Too many browsers learn of changes at once.")
+
+        async def lines() -> AsyncIterator[str]:
+            self._viewers += 1
+            try:
+                yield "retry: 3000\n\n"
+                async for _ in source.changes():
+                    yield f"event: {'stale' if source.failed else 'changed'}\ndata:\n\n"
+            finally:
+                self._viewers -= 1
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        visit = _Visit(request, next(iter(self._sources.values())), None)
+        title = "Not here" if error.status_code == 404 else "Refused"
+        return self._trouble(visit, ForebayError(str(error.detail)), title, error.status_code)
+
+
+def _query(values: Mapping[str, Any]) -> str:
+    left = {name: value for name, value in values.items() if value not in (None, "")}
+    return f"?{urlencode(left)}" if left else ""
+
+
+def _named(name: str) -> str:
+    """Return the name of a static file with its checksum, so that a new version is fetched."""
+    digest = hashlib.sha256((_STATIC / name).read_bytes()).hexdigest()[:12]
+    return f"{name}?{digest}"

@@ -1,0 +1,124 @@
+// The pages work without this script. It adds the reader's time zone, updates without a jump, and keys.
+"use strict";
+(() => {
+  const body = document.body;
+  const age = document.getElementById("age");
+  const ageText = document.getElementById("age-text");
+  let loadedAt = Date.now();
+  let isStale = document.getElementById("stale") !== null;
+  let isPaused = false;
+  let isReading = false;
+  let source = null;
+
+  // --- times ---
+  const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const units = [["d", 86400, 2], ["h", 3600, 1], ["min", 60, 1]];
+  const length = (seconds) => {
+    for (const [unit, size, least] of units) {
+      if (seconds >= size * least) {
+        const value = seconds / size;
+        return `${value < 10 ? value.toFixed(1).replace(/\.0$/, "") : value.toFixed(0)} ${unit}`;
+      }
+    }
+    return `${Math.round(seconds)} s`;
+  };
+  const showTimes = (inside) => {
+    for (const one of inside.querySelectorAll("time[datetime]")) {
+      const at = new Date(one.dateTime);
+      const utc = one.dataset.utc ?? one.title;
+      one.dataset.utc = utc;
+      one.title = `${zoned.format(at)}, ${utc}`;
+      const seconds = (Date.now() - at) / 1000;
+      one.textContent = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${length(seconds)} ago` : `in ${length(-seconds)}`;
+    }
+  };
+
+  // --- updates ---
+  const showAge = () => {
+    const seconds = Math.round((Date.now() - loadedAt) / 1000);
+    const text = isPaused ? `paused, ${seconds} s old` : isStale ? `stale, ${seconds} s old` : `${seconds} s ago`;
+    if (ageText.textContent !== text) ageText.textContent = text;
+    age.classList.toggle("live", !isPaused && !isStale && source !== null);
+    age.classList.toggle("stale", isStale);
+  };
+  // What a person has opened, selected or types in stays as it is until they let go of it.
+  const isInUse = (element) => {
+    if (element.contains(document.activeElement) && document.activeElement !== body) return true;
+    if (element.querySelector("[aria-selected=true], details[open]")) return true;
+    const selection = document.getSelection();
+    return Boolean(selection && !selection.isCollapsed && selection.containsNode(element, true)) || element.matches(":hover");
+  };
+  const read = async () => {
+    if (isReading || isPaused || document.hidden || !document.querySelector("[data-swap]")) return;
+    isReading = true;
+    try {
+      const answer = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store" });
+      if (!answer.ok) { isStale = true; return; }
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      isStale = fresh.getElementById("stale") !== null;
+      for (const old of document.querySelectorAll("[data-swap]")) {
+        const next = fresh.getElementById(old.id);
+        if (next === null || old.innerHTML === next.innerHTML || isInUse(old)) continue;
+        showTimes(next);
+        old.replaceChildren(...next.childNodes);
+      }
+      if (!isStale) loadedAt = Date.now();
+    } catch {
+      isStale = true;
+    } finally {
+      isReading = false;
+      showAge();
+    }
+  };
+  const listen = () => {
+    if (source !== null || isPaused || document.hidden) return;
+    source = new EventSource(body.dataset.live);
+    source.addEventListener("changed", read);
+    source.addEventListener("stale", () => { isStale = true; showAge(); });
+    source.onerror = () => { isStale = true; showAge(); };
+  };
+  const deafen = () => { source?.close(); source = null; };
+  document.addEventListener("visibilitychange", () => (document.hidden ? deafen() : (listen(), read())));
+
+  // --- keys ---
+  const help = document.getElementById("keys-help");
+  let isGoing = false;
+  const rows = () => [...document.querySelectorAll("main tbody tr")];
+  const select = (step) => {
+    const all = rows();
+    if (all.length === 0) return;
+    const now = all.findIndex((row) => row.getAttribute("aria-selected") === "true");
+    const next = Math.min(all.length - 1, Math.max(0, now + step));
+    for (const row of all) row.removeAttribute("aria-selected");
+    all[next].setAttribute("aria-selected", "true");
+    all[next].scrollIntoView({ block: "nearest" });
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, select, textarea")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (isGoing) {
+      isGoing = false;
+      document.querySelector(`nav.pages a[data-key="${CSS.escape(event.key)}"]`)?.click();
+      return;
+    }
+    const does = {
+      "/": () => { event.preventDefault(); document.getElementById("q").focus(); },
+      "?": () => help.showModal(),
+      g: () => { isGoing = true; setTimeout(() => { isGoing = false; }, 1500); },
+      j: () => select(1),
+      k: () => select(-1),
+      p: () => { isPaused = !isPaused; if (isPaused) deafen(); else { listen(); read(); } showAge(); },
+      Enter: () => { if (document.activeElement === body) document.querySelector("tr[aria-selected=true] a")?.click(); },
+      Escape: () => { for (const row of rows()) row.removeAttribute("aria-selected"); },
+    }[event.key];
+    does?.();
+  });
+
+  showTimes(document);
+  showAge();
+  listen();
+  setInterval(() => { showAge(); if (!isPaused) showTimes(document); }, 1000);
+})();

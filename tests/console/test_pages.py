@@ -1,0 +1,344 @@
+"""The pages of the console: what each answers, and what no page lets happen."""
+
+import html
+import re
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from forebay.client.reader import Reader, ReadTooSlow
+from forebay.console import User, asgi
+from forebay.console._pages import PAGES
+from forebay.console._source import Source
+from forebay.errors import ConfigError, DatabaseUnavailable
+from forebay.ops.operation import Operation, nothing
+from tests.support.engine import enqueue, one
+from tests.support.waiting import wait_for, wait_for_async
+
+#: What a producer can write into every field; as text it is harmless.
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7 * 7 }}"
+
+
+@pytest.fixture
+def browse(database):
+    """A client of a console of the test's database."""
+    with TestClient(asgi(database), base_url="http://127.0.0.1:8040") as client:
+        yield client
+
+
+@pytest.fixture
+def busy(conn, app):
+    """A database with something on each page."""
+
+    @app.job(queue="mail", max_attempts=1)
+    def send(user: int) -> None:
+        raise ConnectionError(f"no route to user {user} {HOSTILE}")
+
+    for user in range(3):
+        send.enqueue(conn, user=user)
+    app.run_worker(until_idle=True)
+    enqueue(
+        conn, kind="waiting", args={"note": HOSTILE}, queue="slow", tag=HOSTILE[:60],
+        correlation_id="order-42",
+    )  # fmt: skip
+    for statement in (
+        "select forebay.push_subject('crawl', 'a.example', '{\"url\": 1}', queue => 'crawler')",
+        "select forebay.create_endpoint('partner', 'http', '{\"url\": \"https://a.example\"}')",
+        "select forebay.send('partner', '{\"order\": 1}', 'order.created')",
+        "select forebay.create_schedule('nightly', 'tidy', cron => '0 3 * * *')",
+        "select forebay.pause_queue('slow')",
+    ):
+        conn.execute(statement)
+    return conn
+
+
+def text_of(answer) -> str:
+    """What a person reads of a page."""
+    body = re.sub(r"(?s)<(script|style|head)\b.*?</\1>", " ", answer.text)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+#: Each page with what it must show of a busy database.
+SHOWN = {
+    "": ("problem", "mail", "slow", "not served"),
+    "jobs": ("waiting", "order.created", "rows were looked at"),
+    "jobs?queue=slow": ("waiting",),
+    "jobs?state=dead": ("send",),
+    "jobs?kind=nothing": ("No job matches",),
+    "failures": ("ConnectionError", "3 dead letters"),
+    "workers": ("Ended in the last day", "stopped"),
+    "keys": ("No job waits for its key",),
+    "schedules": ("nightly", "0 3 * * *", "crawler"),
+    "endpoints": ("partner", "http"),
+    "mirrors": ("No mirror",),
+    "database": ("oldest transaction", "segments of the log"),
+    "doctor": ("server",),
+    "events": ("queues.pause", "slow"),
+    "queue?queue=slow": ("paused", "By kind"),
+    "queue?queue=mail&span=month": ("dead", "send"),
+    "job?what=order-42": ("Found as correlation id", "slow"),
+    "schedule?name=nightly": ("0 3 * * *",),
+    "subjects?queue=crawler": ("a.example",),
+    "subject?queue=crawler&name=a.example": ("scheduled",),
+    "endpoint?name=partner": ("order.created", "https://a.example"),
+    "find?q=order-42": ("Found as correlation id",),
+}
+
+
+def test_each_page_shows_what_there_is(busy, browse):
+    """
+    Each page answers its question, and what a producer wrote is text there.
+    """
+    cause = one(busy, "select cause from forebay.dead_letter limit 1")
+    dead = one(busy, "select job_id from forebay.dead_letter limit 1")
+    shown = SHOWN | {f"cause?cause={cause}": ("no route to user",)}
+    shown |= {f"job?what={dead}": ("ConnectionError", "Failed attempts", "redrive")}
+    for path, words in shown.items():
+        answer = browse.get(f"/main/{path}")
+        assert answer.status_code == 200, (path, text_of(answer))
+        for word in words:
+            assert word in text_of(answer), (path, word, text_of(answer))
+        assert "<script>alert" not in answer.text, path
+        assert "<img" not in answer.text.replace('<img src="/static/mark.svg', ""), path
+        assert "49" not in re.findall(r"x=x onerror.{0,40}", text_of(answer)), path
+    visited = {path.partition("?")[0] for path in shown}
+    assert visited == {page.path.removeprefix("/") for page in PAGES}, "a page that is not tried"
+
+
+def test_an_empty_database_says_what_to_type(browse):
+    """
+    Each page works before anything exists, and gives a first command.
+    """
+    for page in PAGES:
+        path = page.path
+        if not page.title:
+            continue
+        answer = browse.get(f"/main{path}")
+        assert answer.status_code == 200, (path, text_of(answer))
+    assert "forebay enqueue KIND" in text_of(browse.get("/main/jobs"))
+    assert "Nothing to do" in text_of(browse.get("/main/"))
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/main/job?what=999999", 404, "No job has"),
+        ("/main/queue?queue=never", 404, "No job was ever"),
+        ("/main/cause?cause=none", 404, "No dead letter"),
+        ("/main/schedule?name=none", 404, "No schedule"),
+        ("/main/subject?queue=a&name=b", 404, "has no such subject"),
+        ("/main/endpoint?name=none", 404, "No endpoint"),
+        ("/main/job", 400, "what is missing"),
+        ("/main/jobs?state=broken", 400, "States are scheduled"),
+        ("/main/jobs?before=abc", 400, "not a whole number"),
+        ("/main/jobs?enqueued_after=soon", 400, "not a time"),
+        ("/main/queue?queue=a&span=century", 400, "not one of hour, day, month"),
+        ("/main/job?what=" + "x" * 1001, 400, "1001 characters"),
+        ("/other/", 404, "No database is called other"),
+        ("/main/nothing", 404, "Not here"),
+        ("/static/../_web.py", 404, "Not here"),
+        ("/static/%2e%2e/_web.py", 404, "Not here"),
+    ],
+)
+def test_what_does_not_work_is_a_page_that_says_why(browse, path, status, words):
+    """
+    A wrong address is answered with a typed error and its hint, not with a traceback.
+    """
+    answer = browse.get(path)
+    assert answer.status_code == status
+    assert words in text_of(answer)
+
+
+def test_a_database_that_is_away_is_said_on_the_page():
+    """
+    Every page is an answer with status 503 and the reason.
+    """
+    with TestClient(
+        asgi("postgresql://nobody@127.0.0.1:1/none"), base_url="http://localhost"
+    ) as client:
+        for path in ("", "jobs", "workers", "doctor"):
+            answer = client.get(f"/main/{path}")
+            assert answer.status_code == 503, text_of(answer)
+            assert "The database is away" in text_of(answer)
+
+
+def test_a_database_without_the_schema_says_so(empty_database):
+    """
+    The page has the hint of the error.
+    """
+    with TestClient(asgi(empty_database), base_url="http://localhost") as client:
+        answer = client.get("/main/")
+    assert answer.status_code == 503
+    assert "forebay migrate" in text_of(answer)
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "[::1", "localhost."]
+)
+def test_a_host_that_is_not_known_is_refused(browse, host):
+    """
+    A page of a stranger cannot reach the console through a name that points to this machine.
+    """
+    answer = browse.get("/main/", headers={"host": host})
+    assert answer.status_code == 421
+    assert "text/plain" in answer.headers["content-type"]
+
+
+@pytest.mark.parametrize("host", ["localhost:8040", "LOCALHOST", "127.0.0.1", "[::1]:8040"])
+def test_the_hosts_of_this_machine_are_known(browse, host):
+    """
+    With any port, in any case.
+    """
+    assert browse.get("/main/workers", headers={"host": host}).status_code == 200
+
+
+def test_every_answer_forbids_scripts_frames_and_other_origins(browse):
+    """
+    The headers are on pages, files, refusals and errors.
+    """
+    for path, host in [
+        ("/main/workers", "localhost"), ("/static/console.css", "localhost"),
+        ("/nothing", "localhost"), ("/main/jobs?before=x", "localhost"), ("/main/", "evil"),
+    ]:  # fmt: skip
+        headers = browse.get(path, headers={"host": host}).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+    page = browse.get("/main/workers")
+    assert page.headers["cache-control"] == "no-store"
+    inline = r"(?i)<[^>]+\s(style|on[a-z]+)=|<script(?! src=)|<style|javascript:"
+    assert not re.search(inline, page.text)
+
+
+def test_nothing_can_be_changed(browse):
+    """
+    The console has no address that takes anything but a read.
+    """
+    for page in PAGES:
+        for method in ("post", "put", "delete", "patch"):
+            assert getattr(browse, method)(f"/main{page.path}").status_code == 405
+
+
+def test_a_statement_that_writes_is_refused_by_the_session(database, conn):
+    """
+    Even the owner of the schema reads only, and a statement ends after its time.
+    """
+
+    async def read(query: str, seconds: float = 2.0) -> None:
+        reader = Reader(database, name="test", seconds=seconds)
+        try:
+            await reader.run(Operation(query, nothing))
+        finally:
+            await reader.close()
+
+    with pytest.raises(DatabaseUnavailable, match="read-only transaction"):
+        anyio.run(read, "select forebay.enqueue('work', '{}')")
+    with pytest.raises(ReadTooSlow, match="did not answer within"):
+        anyio.run(read, "select pg_sleep(60)", 0.2)
+    assert one(conn, "select count(*) from forebay.jobs()") == 0
+
+
+def test_who_may_look_is_decided_by_the_application(database):
+    """
+    A request without a user is refused on every address, also that of the changes.
+    """
+    seen = []
+
+    async def authorize(request):
+        seen.append(request.url.path)
+        return User("ada") if request.headers.get("x-user") == "ada" else None
+
+    app = asgi(database, authorize=authorize)
+    with TestClient(app, base_url="http://localhost") as client:
+        for path in [*(page.path for page in PAGES), "/live"]:
+            assert client.get(f"/main{path}").status_code == 403, path
+        assert client.get("/main/workers", headers={"x-user": "ada"}).status_code == 200
+    assert "/main/live" in seen
+
+
+def test_it_is_mounted_under_a_prefix_and_serves_several_databases(database):
+    """
+    Each address that a page names begins with the prefix and the database.
+    """
+    console = asgi({"shop": database, "mail": database})
+
+    @asynccontextmanager
+    async def lifespan(_app):
+        yield
+        await console.close()
+
+    app = Starlette(routes=[Mount("/ops/queue", console)], lifespan=lifespan)
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.get("/ops/queue/").url.path == "/ops/queue/shop/"
+        page = client.get("/ops/queue/mail/workers")
+        assert page.status_code == 200
+        found = re.findall(r'(?:href|src|action|data-live)="([^"]*)"', page.text)
+        assert found
+        assert {one.startswith("/ops/queue/") or one == "#main" for one in found} == {True}
+        assert client.get("/ops/queue/static/console.css").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "databases", [{}, {"": "x"}, {"a b": "x"}, {"a/b": "x"}, {"static": "x"}, {"ä": "x"}], ids=str
+)
+def test_a_name_that_would_be_no_address_is_refused(databases):
+    """
+    At the start, by name.
+    """
+    with pytest.raises(ConfigError):
+        asgi(databases)
+    with pytest.raises(ConfigError, match="hosts"):
+        asgi("x", hosts=())
+
+
+@pytest.mark.anyio
+async def test_sessions_close_after_the_last_read(database, conn, monkeypatch):
+    """
+    A console that is mounted, and whose host never calls it at its end, leaves no session open.
+    """
+    monkeypatch.setattr("forebay.client.reader._IDLE_SECONDS", 0.05)
+    reader = Reader(database, name="a reader that rests")
+    sessions = (
+        "select count(*) from pg_stat_activity where application_name = 'a reader that rests'"
+    )
+    await reader.run(Operation("select 1", nothing))
+    assert one(conn, sessions) == 1
+    await wait_for_async(lambda: one(conn, sessions) == 0)
+    await reader.run(Operation("select 1", nothing))
+    await reader.close()
+
+
+@pytest.mark.anyio
+async def test_nobody_looks_and_nothing_runs(database, conn, monkeypatch):
+    """
+    The sampler begins with the first viewer, is one for all, and ends with the last.
+    """
+    source = Source("main", database)
+    samples = []
+    whole = source._sample
+
+    async def counted() -> None:
+        samples.append(1)
+        await whole()
+
+    monkeypatch.setattr(source, "_sample", counted)
+    monkeypatch.setattr("forebay.console._source.SAMPLE_SECONDS", 0.05)
+    assert source._sampling is None
+    first, second = source.changes(), source.changes()
+    await first.__anext__()
+    await second.__anext__()
+    assert source._sampling is not None
+    await first.aclose()
+    assert source._sampling is not None
+    await second.aclose()
+    assert source._sampling is None
+    await source.close()
+    sessions = "select count(*) from pg_stat_activity where application_name = 'forebay console'"
+    wait_for(lambda: one(conn, sessions) == 0)
