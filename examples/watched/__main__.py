@@ -1,7 +1,7 @@
 """scripts/demo --console [--listen HOST:PORT]: a shop with some troubles, and the console.
 
 A producer, two workers, a deliverer whose endpoint does not exist, a queue without a worker, and a
-session that holds a transaction open, on a PostgreSQL of their own. All ends with Ctrl-C.
+session that holds a transaction open, on a temporary PostgreSQL. All ends with Ctrl-C.
 """
 
 import argparse

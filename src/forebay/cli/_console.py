@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from forebay.cli._commands import option
 from forebay.cli._database import address_of
@@ -25,12 +25,15 @@ def console(
         list[str] | None,
         option("--database NAME=ADDRESS", "A database, and its name in the pages. Repeatable."),
     ] = None,
+    acts: Annotated[
+        bool, option("--acts", "Also let people act, under the name of your login.")
+    ] = False,
     dsn: Dsn = None,
 ) -> None:
     """Show queues, jobs, failures and the database in a browser.
 
-    It reads only, and listens on this machine only. For other machines, mount
-    forebay.console.asgi() into an application that knows who asks.
+    It reads only, unless --acts is given, and listens on this machine only. For other machines,
+    mount forebay.console.asgi() into an application that knows who asks.
     """
     place = listen_address(listen)
     if isinstance(place, str) or not _is_loopback(place[0]):
@@ -53,23 +56,28 @@ def console(
             hint="pip install 'forebay[console]'",
         ) from None
     host, port = place
-    app = asgi(databases)
+    app = asgi(databases, acts=acts)
     at = f"[{host}]" if ":" in host else host
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-    )
     first = next(iter(databases))
-    terminal().print(f"console: http://{at}:{port}/{first}/  (end with Ctrl-C)")
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+
+    class Server(uvicorn.Server):
+        """Says its address when it answers, and not before it can be stopped."""
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            terminal().print(f"console: http://{at}:{port}/{first}/  (end with Ctrl-C)")
+
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the ordinary end
-        server.run()
+        Server(config).run()
 
 
 def _is_loopback(host: str) -> bool:

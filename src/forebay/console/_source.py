@@ -8,7 +8,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from forebay.client import AsyncClient
 from forebay.client.reader import Reader, ReadTooSlow
+from forebay.console._acts import Runs
 from forebay.doctor.status import current_problems
 from forebay.errors import ForebayError
 from forebay.model.problems import Problem
@@ -88,6 +90,8 @@ class Source:
         self._counting: asyncio.Task[None] | None = None
         self._viewers: set[asyncio.Event] = set()
         self._sampling: asyncio.Task[None] | None = None
+        #: Long acts that run, or have ended.
+        self.runs = Runs()
         self.samples: deque[Sample] = deque(maxlen=_SAMPLES)
         #: Why the last sample failed; None if it did not.
         self.failed: str | None = None
@@ -96,6 +100,11 @@ class Source:
     def address(self) -> str:
         """The address of the database."""
         return self._reader.address
+
+    @property
+    def client(self) -> AsyncClient:
+        """A client for acts."""
+        return AsyncClient(self._reader.address)
 
     async def read(self, operation: Operation[T]) -> T:
         """Run a read; see ``Reader.run``."""

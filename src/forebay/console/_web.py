@@ -10,12 +10,13 @@ Invariants:
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import inspect
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
@@ -24,8 +25,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from forebay._actor import acting_as
 from forebay._dataclass import dataclass
 from forebay.client.reader import ReadTooSlow
+from forebay.console._acts import ACTS, FILTER, PERMISSIONS, Act, Run
 from forebay.console._pages import PAGES, Page
 from forebay.console._source import Source
 from forebay.console._text import FILTERS, FUNCTIONS
@@ -56,6 +59,9 @@ _HEADERS: Final = {
 #: The hosts of a console that listens on this machine only.
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
+_FORM_TYPE: Final = "application/x-www-form-urlencoded"
+_FORM_BYTES_MAX: Final = 100_000
+
 #: Most browsers that learn of changes at once; further ones show what they loaded.
 _VIEWERS_MAX: Final = 200
 
@@ -66,9 +72,21 @@ class User:
 
     Attributes:
         name: as the event log has it.
+        permissions: what this person may do, of ``change jobs``, ``change queues``, ``change
+            schedules`` and ``change endpoints``; empty: look only.
     """
 
     name: str
+    permissions: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        unknown = set(self.permissions) - set(PERMISSIONS)
+        if unknown:
+            raise ConfigError(
+                "permissions",
+                f"has {min(unknown)!r}",
+                hint=f"Permissions are {', '.join(PERMISSIONS)}.",
+            )
 
 
 class _Visit(NamedTuple):
@@ -106,10 +124,11 @@ def asgi(
     *,
     hosts: Sequence[str] = LOOPBACK,
     authorize: Callable[[Request], Any] | None = None,
+    acts: bool = False,
 ) -> Console:
     """Return the console as an ASGI application, to mount under any prefix.
 
-    It reads only: each statement runs in a read-only transaction and ends after two seconds.
+    Each statement of a page runs in a read-only transaction and ends after two seconds.
 
     Args:
         databases: the address of a database, or the addresses of several by name. A name is a part
@@ -119,11 +138,13 @@ def asgi(
             refused, since a foreign site could reach it through a name that points here.
         authorize: called with each request; returns a ``User``, or None to refuse it. It may be a
             coroutine function. Without it, each who can connect may look.
+        acts: whether people may act: those whose ``User`` has the permission, or without
+            ``authorize`` all. The login role of ``databases`` decides what the database allows.
 
     Raises:
         ConfigError: no database is given, a name is refused, or ``hosts`` is empty.
     """
-    return Console(_sources(databases), tuple(hosts), authorize)
+    return Console(_sources(databases), tuple(hosts), authorize, acts=acts)
 
 
 def _sources(databases: str | Mapping[str, str | None] | None) -> dict[str, Source]:
@@ -154,12 +175,15 @@ class Console:
         sources: dict[str, Source],
         hosts: tuple[str, ...],
         authorize: Callable[[Request], Any] | None,
+        *,
+        acts: bool,
     ) -> None:
         if not hosts:
             raise ConfigError("hosts", "is empty", hint="Name the host under which it is reached.")
         self._sources = sources
         self._hosts = {host.lower() for host in hosts}
         self._authorize = authorize
+        self._acts = acts
         self._viewers = 0
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -175,6 +199,10 @@ class Console:
             Mount("/static", StaticFiles(directory=_STATIC)),
             Route("/{database}", self._first_page),
             Route("/{database}/live", self._live),
+            Route("/{database}/act", self._preview, methods=["GET"]),
+            Route("/{database}/act", self._do, methods=["POST"]),
+            Route("/{database}/run", self._run, methods=["GET"]),
+            Route("/{database}/run", self._stop, methods=["POST"]),
             *(Route("/{database}" + page.path, self._answering(page)) for page in PAGES),
         ]
         inner = Starlette(
@@ -259,19 +287,129 @@ class Console:
 
     def _answering(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            visit = _Visit(request, self._source(request), await self._user(request))
+            visit = await self._visit(request)
             try:
                 found = await page.read(visit.source, request)
             except ForebayError as error:
-                title, status = next(
-                    (title, status) for sort, title, status in _TROUBLE if isinstance(error, sort)
-                )
-                return self._trouble(visit, error, title, status)
+                return self._failed(visit, error)
             if isinstance(found, str):  # the address of another page
                 return RedirectResponse(visit.link(found), 303)
             return self._page(visit, page.template, found, 404 if found.get("is_missing") else 200)
 
         return answer
+
+    async def _visit(self, request: Request) -> _Visit:
+        return _Visit(request, self._source(request), await self._user(request))
+
+    def _may(self, user: User | None, name: str) -> bool:
+        """Whether a person may do an act."""
+        if not self._acts:
+            return False
+        return self._authorize is None or (
+            user is not None and ACTS[name].permission in user.permissions
+        )
+
+    def _act(self, visit: _Visit, form: Mapping[str, str]) -> Act:
+        act = ACTS.get(form.get("act", ""))
+        if act is None:
+            raise HTTPException(404, "There is no such act.")
+        if not self._may(visit.user, act.name):
+            raise HTTPException(403, f"You may not {act.permission} here.")
+        return act
+
+    async def _preview(self, request: Request) -> Response:
+        """Show what an act would do, and a form that does it."""
+        visit = await self._visit(request)
+        form = dict(request.query_params)
+        act = self._act(visit, form)
+        try:
+            plan = None if act.plan is None else await act.plan(visit.source.client, form)
+        except ForebayError as error:
+            return self._failed(visit, error)
+        fields = {name: form[name] for name in act.fields if form.get(name)}
+        facts = {"section": "", "act": act, "plan": plan, "fields": fields, "run": None}
+        return self._page(visit, "act.html", facts, 200)
+
+    async def _do(self, request: Request) -> Response:
+        visit = await self._visit(request)
+        form = await self._form(request)
+        act = self._act(visit, form)
+        token = form.get("token", "")
+        if act.is_long and not token:
+            raise HTTPException(400, "The token of the preview is missing.")
+        who = getpass.getuser() if visit.user is None else visit.user.name
+        with acting_as(f"{who} (console)"):
+            if act.is_long:
+                total = form.get("count", "")
+                run = Run(act, int(total) if total.isascii() and total.isdigit() else None)
+                doing = act.do(visit.source.client, form, token, run.progress)
+                number = visit.source.runs.begin(run, doing)
+                return RedirectResponse(visit.link("run", number=number), 303)
+            try:
+                result = await act.do(visit.source.client, form, token, lambda _: None)
+            except ForebayError as error:
+                return self._failed(visit, error)
+        facts = {
+            "section": "",
+            "act": act,
+            "plan": None,
+            "fields": {name: form[name] for name in act.fields if form.get(name)},
+            "result": result,
+            "run": None,
+            "back": _own_path(form.get("back", ""), visit.root),
+        }
+        return self._page(visit, "done.html", facts, 200)
+
+    async def _run(self, request: Request) -> Response:
+        """Show how far a long act is."""
+        visit = await self._visit(request)
+        return self._page(visit, "run.html", {"section": "", **self._found_run(visit)}, 200)
+
+    async def _stop(self, request: Request) -> Response:
+        visit = await self._visit(request)
+        await self._form(request)
+        found = self._found_run(visit)
+        if not self._may(visit.user, found["run"].act.name):
+            raise HTTPException(403, f"You may not {found['run'].act.permission} here.")
+        found["run"].is_stopping = True
+        return RedirectResponse(visit.link("run", number=found["number"]), 303)
+
+    @staticmethod
+    def _found_run(visit: _Visit) -> dict[str, Any]:
+        number = visit.request.query_params.get("number", "")
+        run = visit.source.runs.get(int(number)) if number.isascii() and number.isdigit() else None
+        if run is None:
+            raise HTTPException(404, "No such act runs, or it ended long ago.")
+        return {"run": run, "number": int(number)}
+
+    @staticmethod
+    async def _form(request: Request) -> dict[str, str]:
+        """Return the fields of a form that a page of this console has sent.
+
+        A browser names the site that sends a form, in ``Sec-Fetch-Site``, and in ``Origin`` if it
+        is old. A form of another site, and one of which neither is known, is refused.
+        """
+        site = request.headers.get("sec-fetch-site")
+        origin = request.headers.get("origin")
+        if site is None and origin is not None:
+            own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+            site = "same-origin" if origin == own else "cross-site"
+        if site != "same-origin":
+            raise HTTPException(403, "This form was not sent by a page of the console.")
+        if request.headers.get("content-type", "").partition(";")[0] != _FORM_TYPE:
+            raise HTTPException(415, "A form is expected.")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _FORM_BYTES_MAX:
+                raise HTTPException(413, "The form is too large.")
+        return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+
+    def _failed(self, visit: _Visit, error: ForebayError) -> Response:
+        title, status = next(
+            (title, status) for sort, title, status in _TROUBLE if isinstance(error, sort)
+        )
+        return self._trouble(visit, error, title, status)
 
     def _trouble(self, visit: _Visit, error: ForebayError, title: str, status: int) -> Response:
         facts = {"title": title, "error": error, "section": ""}
@@ -290,6 +428,9 @@ class Console:
             source=visit.source,
             user=visit.user,
             root=visit.root,
+            may=lambda name: self._may(visit.user, name),
+            acts=ACTS,
+            filter_names=FILTER,
             pages=[page for page in PAGES if page.title],
         )
         return HTMLResponse(text, status)
@@ -317,6 +458,12 @@ class Console:
         visit = _Visit(request, next(iter(self._sources.values())), None)
         title = "Not here" if error.status_code == 404 else "Refused"
         return self._trouble(visit, ForebayError(str(error.detail)), title, error.status_code)
+
+
+def _own_path(path: str, root: str) -> str:
+    """Return a path of this console; empty for any other address."""
+    is_own = path.startswith(f"{root}/") and not path.startswith(("//", "/\\"))
+    return path if is_own and "\\" not in path else ""
 
 
 def _query(values: Mapping[str, Any]) -> str:

@@ -1,0 +1,317 @@
+"""Acts: what a person may change, each with what it would do before it is done.
+
+An act with an exact reverse is done at once, and its reverse is a button beside it. Every other
+act shows first what it would do and to how many; its form carries the token of that plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from forebay.errors import ConfigError, ForebayError
+from forebay.model.change import JobFilter
+from forebay.model.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from forebay.client import AsyncClient
+
+#: Conditions of a filter of jobs, as the page of jobs has them in its address.
+FILTER: Final = (
+    "queue", "kind", "tag", "state", "correlation_id", "ordering_key", "limit_key", "subject",
+    "endpoint", "unique_key",
+)  # fmt: skip
+
+#: Acts whose end is remembered.
+_RUNS_MAX: Final = 100
+
+
+class Plan(NamedTuple):
+    """What an act would do; nothing was done.
+
+    Attributes:
+        text: in a sentence.
+        facts: names and values.
+        count: how many jobs or dead letters; None: it concerns one thing.
+        token: allows exactly what was counted; empty if there is none.
+    """
+
+    text: str
+    facts: list[tuple[str, Any]]
+    count: int | None = None
+    token: str = ""
+
+
+class Act(NamedTuple):
+    """One act.
+
+    Attributes:
+        name: as the event log has it.
+        permission: what a person must be allowed.
+        label: of its button.
+        fields: what it concerns, as names in its address.
+        do: does it, and returns what became of it; with the token of the plan, and a function that
+            takes the number of jobs so far.
+        plan: says what it would do; None: it has an exact reverse and needs no question.
+        is_long: it may take minutes, and continues while the person looks at something else.
+    """
+
+    name: str
+    permission: str
+    label: str
+    fields: tuple[str, ...]
+    do: Callable[[AsyncClient, Mapping[str, str], str, Callable[[int], None]], Awaitable[str]]
+    plan: Callable[[AsyncClient, Mapping[str, str]], Awaitable[Plan]] | None = None
+    is_long: bool = False
+
+
+class Run:
+    """A long act that runs, or has ended."""
+
+    def __init__(self, act: Act, total: int | None) -> None:
+        self.act = act
+        self.total = total
+        self.done = 0
+        #: What became of it; None while it runs.
+        self.result: str | None = None
+        self.error: ForebayError | None = None
+        self.is_stopping = False
+
+    def progress(self, done: int) -> None:
+        """Take the number of jobs so far; stop between two steps if a person asked for it."""
+        self.done = done
+        if self.is_stopping:
+            raise ForebayError(
+                f"stopped after {counted(done, 'job')}",
+                hint="What was done stays done. Begin again to finish it.",
+            )
+
+
+class Runs:
+    """The long acts of one database."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._runs: dict[int, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, run: Run, doing: Awaitable[str]) -> int:
+        """Let an act run by itself; return its number."""
+        number = next(self._numbers)
+        self._runs[number] = run
+        while len(self._runs) > _RUNS_MAX:
+            del self._runs[next(iter(self._runs))]
+        task = asyncio.create_task(self._keep(run, doing))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return number
+
+    def get(self, number: int) -> Run | None:
+        """Return an act by its number; None if it is unknown or forgotten."""
+        return self._runs.get(number)
+
+    @staticmethod
+    async def _keep(run: Run, doing: Awaitable[str]) -> None:
+        try:
+            run.result = await doing
+        except ForebayError as error:
+            run.error = error
+
+
+def needed(form: Mapping[str, str], name: str) -> str:
+    """Return a field; raise ``ConfigError`` if it is missing."""
+    if not form.get(name):
+        raise ConfigError(name, "is missing")
+    return form[name]
+
+
+def _number(form: Mapping[str, str], name: str) -> int:
+    text = needed(form, name)
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise ConfigError(name, f"is {text!r}, not a whole number")
+    return int(text)
+
+
+def _filter(form: Mapping[str, str]) -> JobFilter:
+    given: dict[str, Any] = {name: form[name] for name in FILTER if form.get(name)}
+    return JobFilter(**given) if given else JobFilter(all=True)
+
+
+async def _pause(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    queue = needed(form, "queue")
+    await client.pause_queue(queue)
+    return f"Queue {queue} is paused."
+
+
+async def _resume(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    queue = needed(form, "queue")
+    await client.resume_queue(queue)
+    return f"Queue {queue} is resumed."
+
+
+async def _plan_cancel(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    job_id = _number(form, "job")
+    found = await client.job(job_id)
+    states = [(f"in group {one.group}", one.state) for one in found]
+    return Plan(f"Cancel job {job_id}. A running handler is requested to stop.", states)
+
+
+async def _cancel(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    job_id = _number(form, "job")
+    return f"Job {job_id}: {await client.cancel(job_id)}."
+
+
+async def _plan_matching(client: AsyncClient, form: Mapping[str, str], act: Any) -> Plan:
+    plan = await client.plan_change(act, _filter(form))
+    verb = {"cancel": "Cancel", "retry": "Make ready now"}[act]
+    facts: list[tuple[str, Any]] = [
+        *((f"of these {state}", f"{count:,}") for state, count in plan.states.items()),
+        ("oldest enqueued", plan.oldest_at),
+        ("newest enqueued", plan.newest_at),
+    ]
+    return Plan(f"{verb} {counted(plan.jobs, 'job')}.", facts, plan.jobs, plan.token)
+
+
+async def _plan_cancel_matching(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    return await _plan_matching(client, form, "cancel")
+
+
+async def _plan_retry_matching(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    return await _plan_matching(client, form, "retry")
+
+
+def _answers(answers: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {answer}" for answer, count in answers.items()) or "No job matched"
+
+
+async def _cancel_matching(
+    client: AsyncClient, form: Mapping[str, str], token: str, progress: Callable[[int], None]
+) -> str:
+    found = await client.cancel_matching(_filter(form), token=token, progress=progress)
+    return _answers(found.answers)
+
+
+async def _retry_matching(
+    client: AsyncClient, form: Mapping[str, str], token: str, progress: Callable[[int], None]
+) -> str:
+    found = await client.retry_matching(_filter(form), token=token, progress=progress)
+    return _answers(found.answers)
+
+
+async def _plan_redrive(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    letter = await client.dead_letter(_number(form, "dead"))
+    facts = [("job", letter.job_id), ("kind", letter.kind), ("died", letter.died_at)]
+    return Plan(f"Redrive dead letter {letter.dead_id} as a new job.", facts)
+
+
+async def _redrive(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    dead_id = _number(form, "dead")
+    return f"Dead letter {dead_id} is redriven as job {await client.redrive(dead_id)}."
+
+
+async def _plan_redrive_cause(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    plan = await client.plan_redrive(cause=needed(form, "cause"))
+    facts = [("first death", plan.oldest_at), ("last death", plan.newest_at)]
+    text = f"Redrive {counted(plan.jobs, 'dead letter')}, each as a new job."
+    return Plan(text, facts, plan.jobs, plan.token)
+
+
+async def _redrive_cause(
+    client: AsyncClient, form: Mapping[str, str], token: str, progress: Callable[[int], None]
+) -> str:
+    number = await client.redrive_matching(
+        cause=needed(form, "cause"), token=token, progress=progress
+    )
+    return f"{counted(number, 'dead letter')} redriven."
+
+
+async def _mute(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    cause = needed(form, "cause")
+    await client.mute_cause(cause)
+    return f"Cause {cause} is muted."
+
+
+async def _unmute(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    cause = needed(form, "cause")
+    await client.unmute_cause(cause)
+    return f"Cause {cause} is not muted."
+
+
+async def _pause_schedule(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    name = needed(form, "schedule")
+    await client.pause_schedule(name)
+    return f"Schedule {name} is paused."
+
+
+async def _resume_schedule(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    name = needed(form, "schedule")
+    await client.resume_schedule(name)
+    return f"Schedule {name} is resumed."
+
+
+async def _plan_run(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    found = await client.schedule(needed(form, "schedule"))
+    facts = [("kind", found.kind), ("last", found.last_for)]
+    return Plan(f"Enqueue a job of schedule {found.name} now.", facts)
+
+
+async def _run(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    name = needed(form, "schedule")
+    return f"Schedule {name}: job {await client.run_schedule(name)} is enqueued."
+
+
+async def _disable(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    name = needed(form, "endpoint")
+    await client.disable_endpoint(name, "in the console")
+    return f"Endpoint {name} is disabled. Its deliveries wait."
+
+
+async def _enable(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    name = needed(form, "endpoint")
+    await client.enable_endpoint(name)
+    return f"Endpoint {name} is enabled."
+
+
+async def _plan_reset(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    found = await client.endpoint(needed(form, "endpoint"))
+    facts = [("breaker", found.breaker), ("waiting", f"{found.waiting:,}")]
+    return Plan(f"Close the breaker of endpoint {found.name}: its deliveries are sent now.", facts)
+
+
+async def _reset(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    name = needed(form, "endpoint")
+    await client.reset_endpoint(name)
+    return f"The breaker of endpoint {name} is closed."
+
+
+#: Every act, by its name.
+ACTS: Final = {
+    act.name: act
+    for act in (
+        Act("queues.pause", "change queues", "Pause", ("queue",), _pause),
+        Act("queues.resume", "change queues", "Resume", ("queue",), _resume),
+        Act("jobs.cancel", "change jobs", "Cancel", ("job",), _cancel, _plan_cancel),
+        Act("jobs.cancel_matching", "change jobs", "Cancel all that match", FILTER,
+            _cancel_matching, _plan_cancel_matching, is_long=True),
+        Act("jobs.retry_matching", "change jobs", "Make all that match ready now", FILTER,
+            _retry_matching, _plan_retry_matching, is_long=True),
+        Act("dead.redrive", "change jobs", "Redrive", ("dead",), _redrive, _plan_redrive),
+        Act("dead.redrive_matching", "change jobs", "Redrive all", ("cause",),
+            _redrive_cause, _plan_redrive_cause, is_long=True),
+        Act("dead.mute", "change jobs", "Mute", ("cause",), _mute),
+        Act("dead.unmute", "change jobs", "Unmute", ("cause",), _unmute),
+        Act("schedules.pause", "change schedules", "Pause", ("schedule",), _pause_schedule),
+        Act("schedules.resume", "change schedules", "Resume", ("schedule",), _resume_schedule),
+        Act("schedules.run", "change schedules", "Run now", ("schedule",), _run, _plan_run),
+        Act("endpoints.disable", "change endpoints", "Disable", ("endpoint",), _disable),
+        Act("endpoints.enable", "change endpoints", "Enable", ("endpoint",), _enable),
+        Act("endpoints.reset", "change endpoints", "Close the breaker", ("endpoint",), _reset,
+            _plan_reset),
+    )
+}  # fmt: skip
+
+#: What a person can be allowed.
+PERMISSIONS: Final = tuple(dict.fromkeys(act.permission for act in ACTS.values()))

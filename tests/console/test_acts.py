@@ -1,0 +1,267 @@
+"""Acts in the console: who may do which, what is shown before, and what a foreign site cannot."""
+
+import html
+import re
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.testclient import TestClient
+
+from forebay.console import User, asgi
+from forebay.console._acts import ACTS, PERMISSIONS
+from forebay.errors import ConfigError
+from tests.support.engine import enqueue, one
+from tests.support.waiting import wait_for
+
+SAME = {"sec-fetch-site": "same-origin"}
+
+
+@pytest.fixture
+def browse(database):
+    """A client of a console in which all may act."""
+    app = asgi(database, acts=True)
+    with TestClient(app, base_url="http://127.0.0.1:8040", headers=SAME) as client:
+        yield client
+
+
+@pytest.fixture
+def dead(conn, app):
+    """Three dead letters of one cause; their cause."""
+
+    @app.job(queue="mail", max_attempts=1)
+    def send(user: int) -> None:
+        raise ConnectionError(user)
+
+    for user in range(3):
+        send.enqueue(conn, user=user)
+    app.run_worker(until_idle=True)
+    return one(conn, "select cause from forebay.dead_letter limit 1")
+
+
+def form_of(page) -> dict[str, str]:
+    """The fields of the form of an act."""
+    found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.text)
+    return {name: html.unescape(value) for name, value in found}
+
+
+def act(browse, **fields):
+    """Ask for the preview, and send its form."""
+    page = browse.get("/main/act", params=fields)
+    assert page.status_code == 200, page.text
+    return browse.post("/main/act", data=form_of(page))
+
+
+def acted(conn) -> list[tuple[str, str]]:
+    """The acts of people and their names, oldest first."""
+    return conn.execute(
+        "select act, actor from forebay.events() where act <> 'configure' order by event_id"
+    ).fetchall()
+
+
+def states(conn) -> list[str]:
+    return [state for (state,) in conn.execute("select state from forebay.jobs() order by job_id")]
+
+
+def test_each_act_has_a_preview_or_an_exact_reverse_that_is_offered():
+    """
+    Nothing is done that was neither shown before nor can be undone by one click.
+    """
+    page = (asgi.__globals__["_HERE"] / "templates" / "done.html").read_text()
+    for name, found in ACTS.items():
+        assert found.plan is not None or f"'{name}': '" in page, name
+        assert not found.is_long or found.plan is not None
+
+
+def test_a_queue_is_paused_and_the_pause_undone_by_one_click(conn, browse):
+    """
+    Both are in the event log with the name of the person.
+    """
+    enqueue(conn, queue="mail")
+    done = browse.post("/main/act", data={"act": "queues.pause", "queue": "mail"})
+    assert "Queue mail is paused." in done.text
+    assert "Undo" in done.text
+    assert one(conn, "select paused_at is not null from forebay.queue_group where queue = 'mail'")
+    browse.post("/main/act", data=form_of(done))
+    paused = "select paused_at is null from forebay.queue_group where queue = 'mail'"
+    assert one(conn, paused)
+    found = acted(conn)
+    assert [name for name, _ in found] == ["queues.pause", "queues.resume"]
+    assert all(actor.endswith("(console)") for _, actor in found)
+
+
+def test_all_that_match_are_cancelled_as_the_preview_said(conn, browse):
+    """
+    The count of the preview is what is done. A job that came later is not in its token.
+    """
+    for number in range(5):
+        enqueue(conn, kind="old", queue="mail", args={"n": number})
+    other = enqueue(conn, kind="new", queue="mail")
+    page = browse.get("/main/act", params={"act": "jobs.cancel_matching", "kind": "old"})
+    assert "Cancel 5 jobs." in page.text
+    late = enqueue(conn, kind="old", queue="mail")
+    done = browse.post("/main/act", data=form_of(page))
+    assert urlsplit(str(done.url)).path == "/main/run"
+    wait_for(lambda: "5 cancelled" in browse.get(str(done.url)).text)
+    left = "select array_agg(job_id order by job_id) from forebay.jobs() where state = 'ready'"
+    assert one(conn, left) == [other, late]
+
+
+def test_a_long_act_without_the_token_of_its_preview_is_refused(conn, browse):
+    """
+    A form that was made by hand cancels nothing.
+    """
+    enqueue(conn, kind="old")
+    fields = {"act": "jobs.cancel_matching", "kind": "old"}
+    assert browse.post("/main/act", data=fields).status_code == 400
+    forged = browse.post("/main/act", data=fields | {"token": "deadbeef"})
+    wait_for(lambda: 'class="trouble"' in browse.get(str(forged.url)).text)
+    assert states(conn) == ["ready"]
+
+
+def test_dead_letters_of_a_cause_are_redriven_once(conn, browse, dead):
+    """
+    The same form sent twice redrives nothing again.
+    """
+    page = browse.get("/main/act", params={"act": "dead.redrive_matching", "cause": dead})
+    assert "Redrive 3 dead letters" in page.text
+    for _ in range(2):
+        done = browse.post("/main/act", data=form_of(page))
+        wait_for(lambda url=str(done.url): "redriven." in browse.get(url).text)
+    assert sorted(states(conn)) == ["dead"] * 3 + ["ready"] * 3
+
+
+def test_single_things_are_changed_after_a_preview(conn, browse, dead):
+    """
+    A job, a dead letter, a schedule, an endpoint.
+    """
+    job = enqueue(conn, queue="other")
+    assert f"Job {job}: cancelled." in act(browse, act="jobs.cancel", job=job).text
+    letter = one(conn, "select min(dead_id) from forebay.dead_letter")
+    assert "is redriven as job" in act(browse, act="dead.redrive", dead=letter).text
+    conn.execute("select forebay.create_schedule('nightly', 'tidy', cron => '0 3 * * *')")
+    assert "is enqueued" in act(browse, act="schedules.run", schedule="nightly").text
+    for name in ("schedules.pause", "schedules.resume"):
+        assert "Schedule nightly is" in act(browse, act=name, schedule="nightly").text
+    conn.execute(
+        "select forebay.create_endpoint('partner', 'http', '{\"url\": \"https://a.example\"}')"
+    )
+    for name in ("endpoints.disable", "endpoints.enable"):
+        assert "Endpoint partner is" in act(browse, act=name, endpoint="partner").text
+    assert "is closed" in act(browse, act="endpoints.reset", endpoint="partner").text
+    for name in ("dead.mute", "dead.unmute"):
+        assert "muted" in act(browse, act=name, cause=dead).text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none"},
+        {"sec-fetch-site": ""},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1"},
+        {"origin": "https://127.0.0.1:8040"},
+        {},
+    ],
+    ids=str,
+)
+def test_a_form_of_another_site_does_nothing(database, conn, headers):
+    """
+    Also one without a sign of where it comes from, and with the right fields.
+    """
+    enqueue(conn, queue="mail")
+    app = asgi(database, acts=True)
+    with TestClient(app, base_url="http://127.0.0.1:8040") as client:
+        fields = {"act": "queues.pause", "queue": "mail"}
+        assert client.post("/main/act", data=fields, headers=headers).status_code == 403
+        own = {"origin": "http://127.0.0.1:8040"}
+        json = client.post("/main/act", json=fields, headers=own)
+        assert json.status_code == 415
+        assert not acted(conn)
+        assert client.post("/main/act", data=fields, headers=own).status_code == 200
+
+
+def test_a_get_changes_nothing(conn, browse):
+    """
+    A link, a picture or a prefetch of a foreign page asks for a preview at most.
+    """
+    enqueue(conn, queue="mail")
+    for name in ACTS:
+        browse.get("/main/act", params={"act": name, "queue": "mail", "job": 1, "cause": "x"})
+    assert not acted(conn)
+    assert states(conn) == ["ready"]
+
+
+def test_nobody_acts_unless_it_is_allowed(database, conn, dead):
+    """
+    Without ``acts`` each act is refused and no button is shown, on previews and forms.
+    """
+    enqueue(conn, queue="mail")
+    with TestClient(asgi(database), base_url="http://localhost", headers=SAME) as client:
+        for name in ACTS:
+            assert client.get("/main/act", params={"act": name}).status_code == 403
+            assert client.post("/main/act", data={"act": name}).status_code == 403
+        for path in ("queue?queue=mail", "job?what=1", f"cause?cause={dead}", "jobs?queue=mail"):
+            page = client.get(f"/main/{path}").text
+            assert '<form method="post"' not in page
+            assert "act?act=" not in page
+
+
+def test_each_act_needs_its_permission(database, conn):
+    """
+    A person with one permission is refused every act of another.
+    """
+
+    def authorize(request):
+        return User("ada", frozenset({request.headers["x-may"]} - {""}))
+
+    app = asgi(database, acts=True, authorize=authorize)
+    with TestClient(app, base_url="http://localhost", headers=SAME) as client:
+        for permission in ("", *PERMISSIONS):
+            for name, found in ACTS.items():
+                answer = client.post("/main/act", data={"act": name}, headers={"x-may": permission})
+                assert (answer.status_code == 403) is (found.permission != permission), name
+    assert not acted(conn)
+    with pytest.raises(ConfigError, match="fly"):
+        User("ada", frozenset({"fly"}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"act": "nothing"}, 404),
+        ({"act": "queues.pause"}, 400),
+        ({"act": "jobs.cancel", "job": "1; drop"}, 400),
+        ({"act": "dead.redrive", "dead": "999999"}, 400),
+        ({"act": "schedules.run", "schedule": "none"}, 400),
+        ({"act": "endpoints.enable", "endpoint": "none"}, 400),
+        ({"act": "jobs.cancel_matching", "state": "done", "token": "x"}, 303),
+    ],
+    ids=str,
+)
+def test_a_wrong_form_is_a_page_that_says_why(browse, fields, status):
+    """
+    No traceback; nothing is changed.
+    """
+    answer = browse.post("/main/act", data=fields, follow_redirects=False)
+    assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    "back", ["//evil.example/", "https://evil.example", "/\\evil", "javascript:alert(1)"]
+)
+def test_the_way_back_stays_in_the_console(conn, browse, back):
+    """
+    A form cannot send a person to another site.
+    """
+    enqueue(conn, queue="mail")
+    done = browse.post("/main/act", data={"act": "queues.pause", "queue": "mail", "back": back})
+    assert "evil" not in done.text
+    assert "javascript" not in done.text
+    own = browse.post(
+        "/main/act",
+        data={"act": "queues.resume", "queue": "mail", "back": "/main/queue?queue=mail"},
+    )
+    assert 'href="/main/queue?queue=mail"' in own.text
