@@ -16,6 +16,7 @@ from tests.support.delivering import create_endpoint
 from tests.support.engine import connect, one
 
 URL = "https://a.example/hook"
+PIN = "sha256//" + "Ab+/" * 10 + "Abc="
 
 
 @pytest.fixture
@@ -66,6 +67,21 @@ WRONG = [
     ("headers", {"headers": {"a b": "c"}}, "HTTP does not allow"),
     ("headers", {"headers": {"Authorization": "x"}}, "a secret"),
     ("headers", {"headers": {"Webhook-Id": "x"}}, "the sink sets"),
+    ("cert_file", {"cert_file": "c.pem"}, "not the absolute path"),
+    ("cert_file", {"cert_file": "file:/c.pem"}, "not the absolute path"),
+    ("cert_file", {"cert_file": ["/c.pem"]}, "not the absolute path"),
+    ("cert_file", {"cert_file": "/a\nb"}, "not the absolute path"),
+    ("cert_file", {"url": "http://a.example/", "cert_file": "/c.pem"}, "begins with http://"),
+    ("key_file", {"cert_file": "/c.pem", "key_file": ""}, "not the absolute path"),
+    ("key_file", {"key_file": "/k.pem"}, "no meaning without cert_file"),
+    ("key_passphrase", {"cert_file": "/c.pem", "key_passphrase": "x"}, "not a reference"),
+    ("key_passphrase", {"key_passphrase": "env:A"}, "no meaning without cert_file"),
+    ("pinned", {"pinned": PIN}, "not a list"),
+    ("pinned", {"pinned": []}, "not a list"),
+    ("pinned", {"pinned": [PIN] * 11}, "not a list"),
+    ("pinned", {"pinned": [PIN, 7]}, "not a list"),
+    ("pinned", {"pinned": ["sha256//AA"]}, "not a list"),
+    ("pinned", {"url": "HTTP://a.example/", "pinned": [PIN]}, "begins with http://"),
 ]
 
 
@@ -91,6 +107,8 @@ def test_a_wrong_value_is_named_with_a_hint_and_nothing_is_saved(conn, field, co
     {}, {"url": "HTTP://A.example.:8080/x?y=@z"}, {"url": "https://1.1.1.1/"},
     {"url": "https://[2606:4700::1111]:8443/"}, {"timeout": 0.1, "connect_timeout": 60},
     {"cloudevents": "structured", "source": "/shop", "batch": "array"},
+    {"cert_file": "/c.pem"}, {"cert_file": "/c", "key_file": "/k", "key_passphrase": "file:/p"},
+    {"pinned": [PIN] * 10, "cert_file": None, "key_file": None}, {"pinned": [PIN]},
     {"method": "GET"}, {"headers": {"X-Key": "env:KEY"}, "show_response": True},
 ])  # fmt: skip
 def test_what_the_class_of_the_sink_takes_is_taken(conn, config):

@@ -186,6 +186,7 @@ class FromRow(Enum):
     ADDRESS = "an address over a network, without options, whose hosts the deliverer lists"
     CHECKED_ADDRESS = "an address of which each connection is checked: public, or listed"
     SECRETS = "texts; a reference names a variable or file that the deliverer lists"
+    FILE = "the path of a file that is used and not sent, in a folder that the deliverer lists"
     ANSWERS = "a choice to show answers, which are those of public addresses only"
 
 

@@ -92,6 +92,8 @@ class Permissions:
             self._check_references(f"{name}.{field}", value)
             if rules[field] is FromRow.ADDRESS:
                 self._check_hosts(f"{name}.{field}", str(value))
+            elif rules[field] is FromRow.FILE and value is not None:
+                self._check_file(f"{name}.{field}", str(value))
             elif rules[field] is FromRow.ANSWERS and value and self._has_hosts:
                 raise refused(
                     "endpoint_settings",
@@ -136,7 +138,11 @@ class Permissions:
         scheme, _, name = reference.partition(":")
         if scheme == "env" and not any(_covers(each, name) for each in self._variables):
             raise refused("endpoint_variables", f"does not list {shown(name)} of {where}")
-        if scheme == "file" and not self._has_file(name):
+        if scheme == "file":
+            self._check_file(where, name)
+
+    def _check_file(self, where: str, name: str) -> None:
+        if not self._has_file(name):
             raise refused("endpoint_folders", f"has no folder with {shown(name)} of {where}")
 
     def _has_file(self, name: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -37,6 +36,7 @@ from forebay.sinks._http_request import (
     checked_headers,
     is_header_value,
 )
+from forebay.sinks._http_tls import Tls
 from forebay.sinks._retry_after import retry_after_seconds
 from forebay.sinks._secrets import Secret, checked_secret, is_reference, read_secret
 from forebay.sinks._signing import Signer, public_key
@@ -49,6 +49,8 @@ from forebay.sinks._support import (
 )
 
 if TYPE_CHECKING:
+    import ssl
+
     from forebay.sinks._http_client import Session
 
 __all__ = ["Destinations", "Http", "Lookup", "Secret", "public_key"]
@@ -61,7 +63,7 @@ _METHODS: Final = ("POST", "PUT", "PATCH", "GET", "DELETE")
 #: in time.
 _BEGIN_SECONDS: Final = 10.0
 
-#: How often secrets and the CA file are read again.
+#: How often secrets and the files of TLS are read again.
 _REREAD_SECONDS: Final = 60.0
 
 #: Statuses below 500 after which a message is sent again.
@@ -106,14 +108,20 @@ class Http(Sink):
             The owner of an endpoint who sees errors can then read what the endpoint answers.
         ca_file: a file with the only certificate authorities that are trusted; None: those of the
             operating system.
+        cert_file: the certificate with which this client shows who it is, and the chain to its
+            authority; PEM, an absolute path.
+        key_file: its private key; PEM. None: it is in ``cert_file``.
+        key_passphrase: a reference to the passphrase of an encrypted key.
+        pinned: hashes of public keys, 1 to 10, one of which the endpoint must have:
+            "sha256//BASE64". Its certificate must be valid besides.
         proxy: the address of an HTTP proxy, or a reference to it if it has a password. The proxy
             resolves names, so it must refuse internal addresses itself. Proxies of the environment
             are not used.
         destinations: which addresses may be called; also a mapping of the arguments of
             ``Destinations``.
 
-    A secret in Python code is a ``Secret``. References are read when the sink opens, and at most
-    every minute after that.
+    A secret in Python code is a ``Secret``. References, and files that were replaced, are read when
+    the sink opens, and at most every minute after that.
 
     A message that was not sent, because the endpoint answers so slowly that 10 s of the call have
     passed, uses no attempt.
@@ -138,6 +146,10 @@ class Http(Sink):
         "timeout": FromRow.PLAIN,
         "response_bytes_max": FromRow.PLAIN,
         "show_response": FromRow.ANSWERS,
+        "cert_file": FromRow.FILE,
+        "key_file": FromRow.FILE,
+        "key_passphrase": FromRow.SECRETS,
+        "pinned": FromRow.PLAIN,
     }
 
     def __init__(
@@ -157,6 +169,10 @@ class Http(Sink):
         response_bytes_max: int = 4096,
         show_response: bool = False,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        key_passphrase: str | Secret | None = None,
+        pinned: Sequence[str] | None = None,
         proxy: str | Secret | None = None,
         destinations: Destinations | Mapping[str, Any] | None = None,
     ) -> None:
@@ -185,7 +201,14 @@ class Http(Sink):
                 "sink http: show_response", f"is {shown(show_response)}, not a boolean"
             )
         self._shows_response = show_response
-        self._ca_file = None if ca_file is None else checked_name(self.type, "ca_file", ca_file)
+        self._tls = Tls(
+            is_tls=self._endpoint.scheme == "https",
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+            key_passphrase=key_passphrase,
+            pinned=pinned,
+        )
         self._proxy = None if proxy is None else _checked_proxy(proxy)
         if not self._is_array:
             # A call ends in time even if every request takes some seconds.
@@ -194,6 +217,7 @@ class Http(Sink):
         self.call_seconds = _BEGIN_SECONDS + self._seconds + 5
         self._slots = asyncio.Semaphore(self._concurrency)
         self._session: Session | None = None
+        self._context: ssl.SSLContext | None = None
         self._format = Format()
         self._signer: Signer | None = None
         #: Texts that no reason may contain.
@@ -230,7 +254,9 @@ class Http(Sink):
             self._endpoint,
             method=self._method,
             destinations=self._destinations,
-            tls=self._tls(),
+            tls=self._context,
+            pinned=self._tls.pinned,
+            has_certificate=self._tls.has_certificate,
             proxy=proxy,
             connections=self._concurrency,
             connect_seconds=self._connect_seconds,
@@ -250,6 +276,7 @@ class Http(Sink):
             await self.open()
         elif time.monotonic() - self._read_at > _REREAD_SECONDS:
             self._read()
+            self._session.tls = self._context
         begin_until = time.monotonic() + _BEGIN_SECONDS
         if self._is_array:
             return await self._send_array(messages, begin_until)
@@ -283,7 +310,11 @@ class Http(Sink):
 
     async def _send_request(self, request: Request, begin_until: float) -> tuple[Answer, int]:
         """Return the answer, and the status or 0."""
-        from forebay.sinks._http_client import NoAnswer, SessionClosed  # noqa: PLC0415 - an extra
+        from forebay.sinks._http_client import (  # noqa: PLC0415 - an extra
+            CertificateRefused,
+            NoAnswer,
+            SessionClosed,
+        )
 
         try:
             async with asyncio.timeout(max(0.0, begin_until - time.monotonic())):
@@ -306,6 +337,8 @@ class Http(Sink):
             return Refused(
                 f"{self.place}: blocked address, which the settings of this process do not allow"
             ), 0
+        except CertificateRefused as error:
+            return self._unavailable(str(error)), 0
         except NoAnswer as error:
             return TryLater(str(error)), 0
         except SessionClosed:
@@ -354,6 +387,7 @@ class Http(Sink):
         self._format = Format(
             method=self._method, headers=headers, cloudevents=self._cloudevents, source=self._source
         )
+        self._context = self._tls.context(self.place, self._reveal)
         keys = [self._reveal("secrets", one) for one in self._secrets]
         try:
             self._signer = Signer(keys) if keys else None
@@ -380,14 +414,6 @@ class Http(Sink):
         text = read_secret(f"{self.place}: {field}", value)
         self._hidden.append(text)
         return text
-
-    def _tls(self) -> ssl.SSLContext | None:
-        if self._ca_file is None:
-            return None
-        try:
-            return ssl.create_default_context(cafile=self._ca_file)
-        except (OSError, ValueError) as error:
-            raise self._unavailable(f"ca_file: {type(error).__name__}") from None
 
 
 def _checked_destinations(value: Destinations | Mapping[str, Any] | None) -> Destinations:
