@@ -52,11 +52,13 @@ class Response:
         status: of HTTP.
         retry_after: the header Retry-After.
         body: the beginning of the body.
+        error_type: the header x-amzn-errortype, in which services of AWS name an error.
     """
 
     status: int
     retry_after: str | None
     body: bytes
+    error_type: str | None = None
 
 
 class NoAnswer(Exception):  # noqa: N818 - says what happened
@@ -122,7 +124,6 @@ class Session:
                 limit=connections,
                 keepalive_timeout=_IDLE_SECONDS,
             ),
-            timeout=aiohttp.ClientTimeout(total=total_seconds, connect=connect_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             read_bufsize=16_384,
@@ -134,8 +135,15 @@ class Session:
         self._is_closed = True
         await self._client.close()
 
-    async def send(self, headers: Mapping[str, str], body: bytes) -> Response:
+    async def send(
+        self, headers: Mapping[str, str], body: bytes, seconds: float | None = None
+    ) -> Response:
         """Send a request and return the answer, whatever its status.
+
+        Args:
+            headers: with lower-case names.
+            body: may be empty.
+            seconds: how long it may take; None, or more than that: ``total_seconds``.
 
         Raises:
             BlockedAddress: the endpoint may not be called; nothing was sent.
@@ -157,9 +165,13 @@ class Session:
                 allow_redirects=False,
                 proxy=self._proxy,
                 ssl=True if self.tls is None else self.tls,
+                timeout=self._timeout(seconds),
             ) as answer:
                 return Response(
-                    answer.status, answer.headers.get("Retry-After"), await self._body(answer)
+                    answer.status,
+                    answer.headers.get("Retry-After"),
+                    await self._body(answer),
+                    answer.headers.get("x-amzn-errortype"),
                 )
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if self._is_closed:
@@ -176,6 +188,11 @@ class Session:
                 if refusal is not None:
                     raise CertificateRefused(refusal) from None
             raise NoAnswer(self._reason(error)) from None
+
+    def _timeout(self, seconds: float | None) -> aiohttp.ClientTimeout:
+        total = self._total_seconds if seconds is None else min(seconds, self._total_seconds)
+        # At 0, aiohttp would wait without end.
+        return aiohttp.ClientTimeout(total=max(total, 0.001), connect=self._connect_seconds)
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
         """Read the body, up to the limit.
