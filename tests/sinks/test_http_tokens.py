@@ -253,6 +253,7 @@ def test_other_refusals_of_the_endpoint_are_as_without_a_token(tokens):
         (refuse(503), "answered HTTP status 503"),
         (refuse(302), "answered HTTP status 302: redirect, which is not followed"),
         (refuse(200, text="<html>canary-secret"), "something else than a JSON object"),
+        (refuse(200, text="[" * 60_000), "something else than a JSON object"),
         (refuse(200, text="[]"), "something else than a JSON object"),
         (refuse(200, text=json.dumps({"access_token": "x" * 70_000})), "something else than"),
         (refuse(200, text="{}"), "without a usable access_token"),
@@ -344,6 +345,16 @@ def test_a_changed_secret_brings_a_new_token(tokens, monkeypatch):
     using(tokens.sink(client_secret="env:S", token_auth="body"), use)
     secrets = [parse_qs(one.body.decode())["client_secret"] for one in tokens.asked]
     assert secrets == [["one"], ["two"]]
+
+
+@pytest.mark.parametrize("secret", ["a\r\nb", "\udcff"])
+def test_a_secret_that_cannot_be_sent_makes_messages_wait(tokens, monkeypatch, secret):
+    """Control characters, and bytes of the environment that are no text."""
+    monkeypatch.setenv("S", secret)
+    for field in ("client_secret", "client_id"):
+        with pytest.raises(SinkUnavailable, match=f"{field}: the secret has control characters"):
+            send(tokens.sink(**{field: "env:S"}))
+    assert tokens.asked == []
 
 
 def test_closing_ends_the_request_for_a_token(tokens):

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from forebay.errors import ConfigError, shown
-from forebay.sinks._http_login import BadSecret, Login, Reveal, check_needed, check_together
+from forebay.sinks._http_login import (
+    BadSecret,
+    Login,
+    Reveal,
+    check_needed,
+    check_together,
+    revealed,
+)
 from forebay.sinks._secrets import checked_secret
 from forebay.sinks._support import call_in_thread, checked_name, library
 
@@ -93,7 +100,7 @@ class AwsSignature(Login):
         Keys with an end are those of now: botocore renews them long before.
         """
         if self._keys:
-            keys = [reveal(name, secret) for name, secret in self._keys.items()]
+            keys = [revealed(reveal, name, secret) for name, secret in self._keys.items()]
             self._credentials = self._botocore["credentials"].ReadOnlyCredentials(
                 *keys, *[None] * (3 - len(keys))
             )

@@ -21,6 +21,18 @@ class BadSecret(ValueError):  # noqa: N818 - says what happened
     """A secret has another form. The message begins with its field, and does not repeat it."""
 
 
+def revealed(reveal: Reveal, field: str, secret: str | Secret) -> str:
+    """Return a secret of a login.
+
+    Raises:
+        SinkUnavailable, BadSecret: it cannot be used, which an operator can mend.
+    """
+    text = reveal(field, secret).strip()
+    if not is_header_value(text):
+        raise BadSecret(f"{field}: the secret has control characters")
+    return text
+
+
 class Login:
     """A way to log in; this one shows nothing.
 
@@ -91,7 +103,7 @@ class Authorization(Login):
 
     async def read(self, reveal: Reveal) -> None:
         """Read the secret."""
-        text = reveal("auth", self._reference)
+        text = revealed(reveal, "auth", self._reference)
         scheme = self._scheme
         if scheme is None:
             scheme, _, text = text.partition(" ")
@@ -105,8 +117,6 @@ class Authorization(Login):
             header = f"Basic {encoded}"
         else:
             raise BadSecret("auth: the secret is neither bearer TOKEN nor basic USER:PASSWORD")
-        if not is_header_value(header):
-            raise BadSecret("auth: the secret has control characters")
         self._header = header
 
     async def headers(

@@ -15,7 +15,13 @@ import msgspec
 
 from forebay.errors import ConfigError, shown
 from forebay.sinks._destination import BlockedAddress, Destinations
-from forebay.sinks._http_login import Login, Reveal, check_needed, check_together
+from forebay.sinks._http_login import (
+    Login,
+    Reveal,
+    check_needed,
+    check_together,
+    revealed,
+)
 from forebay.sinks._secrets import Secret, checked_secret, is_reference
 from forebay.sinks._support import checked_choice, checked_name
 
@@ -110,8 +116,8 @@ class Tokens(Login):
         """Read id and secret. A token that was given for others is forgotten."""
         client_id = self._client_id
         if isinstance(client_id, Secret) or is_reference(client_id):
-            client_id = reveal("client_id", client_id)
-        credentials = (client_id, reveal("client_secret", self._client_secret))
+            client_id = revealed(reveal, "client_id", client_id)
+        credentials = (client_id, revealed(reveal, "client_secret", self._client_secret))
         if credentials != self._credentials:
             self._token = None
         self._credentials = credentials
@@ -223,7 +229,7 @@ def _read_answer(response: Response) -> tuple[str, float]:
     """
     try:
         found = msgspec.json.decode(response.body)
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         found = None
     if response.status != 200:
         raise NoToken(

@@ -280,8 +280,11 @@ class Http(Sink):
         self._context: ssl.SSLContext | None = None
         self._format = Format()
         self._signer: Signer | None = None
-        #: Texts that no reason may contain.
+        self._reading = asyncio.Lock()
+        self._proxy_address: str | None = None
+        #: Texts that no reason may contain, of the newest reading and of the one before.
         self._hidden: list[str] = []
+        self._hidden_before: list[str] = []
         self._read_at = 0.0
 
     @property
@@ -312,9 +315,6 @@ class Http(Sink):
         # Needs aiohttp, for which the constructor looked.
         from forebay.sinks._http_client import Session  # noqa: PLC0415 - an extra
 
-        proxy = None if self._proxy is None else self._reveal("proxy", self._proxy)
-        if proxy is not None and not proxy.startswith(("http://", "https://")):
-            raise self._unavailable("proxy: does not begin with http://")
         return Session(
             endpoint,
             method=method,
@@ -322,7 +322,7 @@ class Http(Sink):
             tls=self._context,
             pinned=pinned,
             has_certificate=self._tls.has_certificate,
-            proxy=proxy,
+            proxy=self._proxy_address,
             connections=connections,
             connect_seconds=self._connect_seconds,
             total_seconds=self._seconds,
@@ -339,13 +339,14 @@ class Http(Sink):
 
     async def send(self, messages: Sequence[Message]) -> list[Answer]:
         """Send the messages: up to ``concurrency`` at once, or as arrays."""
-        if self._session is None:
-            await self.open()
-        elif time.monotonic() - self._read_at > _REREAD_SECONDS:
-            await self._read()
-            for session in (self._session, getattr(self._login, "session", None)):
-                if session is not None:
-                    session.tls = self._context
+        async with self._reading:
+            if self._session is None:
+                await self.open()
+            elif time.monotonic() - self._read_at > _REREAD_SECONDS:
+                await self._read()
+                for session in (self._session, getattr(self._login, "session", None)):
+                    if session is not None:
+                        session.tls = self._context
         begin_until = time.monotonic() + _BEGIN_SECONDS
         if self._is_array:
             return await self._send_array(messages, begin_until)
@@ -442,14 +443,18 @@ class Http(Sink):
 
     def _redacted(self, body: bytes) -> str:
         text = body.decode(errors="replace")
-        for hidden in (*self._hidden, *self._login.hidden):
+        for hidden in (*self._hidden_before, *self._hidden, *self._login.hidden):
             text = text.replace(hidden, "***")
         text = "".join(one if one.isprintable() else " " for one in text)
         return text[:_SHOWN_CHARACTERS]
 
     async def _read(self) -> None:
         """Read what is referenced."""
-        self._hidden = []
+        self._hidden_before, self._hidden = self._hidden, []
+        proxy = None if self._proxy is None else self._reveal("proxy", self._proxy)
+        if proxy is not None and not proxy.startswith(("http://", "https://")):
+            raise self._unavailable("proxy: does not begin with http://")
+        self._proxy_address = proxy
         headers = {
             name: self._reveal(f"headers: {name}", value) if is_reference(value) else value
             for name, value in self._headers.items()
