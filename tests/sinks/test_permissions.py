@@ -30,6 +30,7 @@ TYPES = sink_types()
 #: ``row_rules`` of its sink, or here.
 REFUSED = {
     "celery.app": "an object of Python",
+    "http.aws_profile": "runs the commands of a profile, with its rights",
     "http.ca_file": "opens a file, and decides whom to trust",
     "http.destinations": "decides what may be called",
     "http.proxy": "calls another host, which resolves names",

@@ -3,10 +3,12 @@ hint, and nothing is written.
 """
 
 import ipaddress
+import itertools
 import json
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from forebay.client import Client
 from forebay.errors import ConfigError, InvalidJob
@@ -16,6 +18,9 @@ from tests.support.delivering import create_endpoint
 from tests.support.engine import connect, one
 
 URL = "https://a.example/hook"
+TOKEN = {"token_url": "https://t.example/", "client_id": "a", "client_secret": "env:A"}
+AWS = {"aws_service": "lambda", "aws_region": "eu-central-1"}
+PIN = "sha256//" + "Ab+/" * 10 + "Abc="
 
 
 @pytest.fixture
@@ -66,6 +71,52 @@ WRONG = [
     ("headers", {"headers": {"a b": "c"}}, "HTTP does not allow"),
     ("headers", {"headers": {"Authorization": "x"}}, "a secret"),
     ("headers", {"headers": {"Webhook-Id": "x"}}, "the sink sets"),
+    ("cert_file", {"cert_file": "c.pem"}, "not the absolute path"),
+    ("cert_file", {"cert_file": "file:/c.pem"}, "not the absolute path"),
+    ("cert_file", {"cert_file": ["/c.pem"]}, "not the absolute path"),
+    ("cert_file", {"cert_file": "/a\nb"}, "not the absolute path"),
+    ("cert_file", {"url": "http://a.example/", "cert_file": "/c.pem"}, "begins with http://"),
+    ("key_file", {"cert_file": "/c.pem", "key_file": ""}, "not the absolute path"),
+    ("key_file", {"key_file": "/k.pem"}, "no meaning without cert_file"),
+    ("key_passphrase", {"cert_file": "/c.pem", "key_passphrase": "x"}, "not a reference"),
+    ("key_passphrase", {"key_passphrase": "env:A"}, "no meaning without cert_file"),
+    ("pinned", {"pinned": PIN}, "not a list"),
+    ("pinned", {"pinned": []}, "not a list"),
+    ("pinned", {"pinned": [PIN] * 11}, "not a list"),
+    ("pinned", {"pinned": [PIN, 7]}, "not a list"),
+    ("pinned", {"pinned": ["sha256//AA"]}, "not a list"),
+    ("pinned", {"url": "HTTP://a.example/", "pinned": [PIN]}, "begins with http://"),
+    ("token_url", TOKEN | {"auth": "env:A"}, "excludes auth"),
+    ("aws_service", AWS | {"auth": "env:A"}, "excludes auth"),
+    ("aws_service", AWS | TOKEN, "excludes token_url"),
+    ("token_url", TOKEN | {"token_url": "ftp://a.example/"}, "has the scheme ftp"),
+    ("token_url", TOKEN | {"token_url": "https://u:p@a.example/"}, "a user or a password"),
+    ("token_url", TOKEN | {"token_url": ""}, "begins with https://"),
+    ("client_id", TOKEN | {"client_id": None}, "is missing"),
+    ("client_id", TOKEN | {"client_id": ""}, "printable"),
+    ("client_id", TOKEN | {"client_id": "x" * 1001}, "printable"),
+    ("client_id", {"client_id": "a"}, "no meaning without token_url"),
+    ("client_secret", TOKEN | {"client_secret": None}, "is missing"),
+    ("client_secret", TOKEN | {"client_secret": "s"}, "not a reference"),
+    ("client_secret", TOKEN | {"client_secret": {"a": "env:A"}}, "not a reference"),
+    ("scope", TOKEN | {"scope": "a  b"}, "names of ASCII"),
+    ("scope", TOKEN | {"scope": " a"}, "names of ASCII"),
+    ("scope", TOKEN | {"scope": 'a"b'}, "names of ASCII"),
+    ("scope", TOKEN | {"scope": "a\\b"}, "names of ASCII"),
+    ("scope", TOKEN | {"scope": "a" * 1001}, "names of ASCII"),
+    ("scope", TOKEN | {"scope": ["a"]}, "names of ASCII"),
+    ("scope", {"scope": "a"}, "no meaning without token_url"),
+    ("audience", TOKEN | {"audience": "a\n"}, "printable"),
+    ("token_auth", TOKEN | {"token_auth": "Basic"}, "none of basic, body"),
+    ("aws_service", AWS | {"aws_service": "S3"}, "not a name of"),
+    ("aws_region", AWS | {"aws_region": "a b"}, "not a name of"),
+    ("aws_region", AWS | {"aws_region": None}, "is missing"),
+    ("aws_region", {"aws_region": "a"}, "no meaning without aws_service"),
+    ("aws_secret_key", AWS | {"aws_key_id": "env:A"}, "is missing"),
+    ("aws_key_id", AWS | {"aws_secret_key": "env:A"}, "is missing"),
+    ("aws_key_id", AWS | {"aws_key_id": "AKIA", "aws_secret_key": "env:A"}, "not a reference"),
+    ("aws_session_token", AWS | {"aws_session_token": "env:A"}, "no meaning without aws_key_id"),
+    ("headers", AWS | {"headers": {"X-Amz-Date": "x"}}, "the signature sets"),
 ]
 
 
@@ -91,6 +142,12 @@ def test_a_wrong_value_is_named_with_a_hint_and_nothing_is_saved(conn, field, co
     {}, {"url": "HTTP://A.example.:8080/x?y=@z"}, {"url": "https://1.1.1.1/"},
     {"url": "https://[2606:4700::1111]:8443/"}, {"timeout": 0.1, "connect_timeout": 60},
     {"cloudevents": "structured", "source": "/shop", "batch": "array"},
+    {"cert_file": "/c.pem"}, {"cert_file": "/c", "key_file": "/k", "key_passphrase": "file:/p"},
+    TOKEN, TOKEN | {"scope": "a b:c/d", "audience": "https://x", "token_auth": "body"},
+    TOKEN | {"client_id": "env:ID", "cert_file": "/c", "auth": None, "aws_region": None},
+    AWS, AWS | {"aws_key_id": "env:A", "aws_secret_key": "env:B", "aws_session_token": "env:C"},
+    AWS | {"headers": {"X-Amz-Target": "a"}},
+    {"pinned": [PIN] * 10, "cert_file": None, "key_file": None}, {"pinned": [PIN]},
     {"method": "GET"}, {"headers": {"X-Key": "env:KEY"}, "show_response": True},
 ])  # fmt: skip
 def test_what_the_class_of_the_sink_takes_is_taken(conn, config):
@@ -98,6 +155,43 @@ def test_what_the_class_of_the_sink_takes_is_taken(conn, config):
     assert problems(conn, **config) == {}
     checked_row_sink("http", config)
     create_endpoint(conn, "shop", "http", config)
+
+
+#: A value that is fine by itself, for each setting that stands for a login or belongs to one.
+LOGIN = {
+    "auth": "env:A", **TOKEN, "scope": "a", "audience": "a", "token_auth": "body", **AWS,
+    "aws_key_id": "env:A", "aws_secret_key": "env:A", "aws_session_token": "env:A",
+    "cert_file": "/c", "key_file": "/k", "key_passphrase": "env:A", "pinned": [PIN],
+}  # fmt: skip
+
+
+def test_sql_and_python_refuse_the_same_combinations_of_logins(conn):
+    """All pairs of settings, and of what makes a whole login with each two settings more."""
+    wholes = [
+        {}, {"auth": "env:A"}, TOKEN, AWS, {"cert_file": "/c"},
+        AWS | {"aws_key_id": "env:A", "aws_secret_key": "env:A"},
+    ]  # fmt: skip
+    pairs = itertools.combinations(LOGIN, 2)
+    configs = [
+        {"url": url} | whole | {name: LOGIN[name] for name in pair}
+        for whole, pair, url in itertools.product(wholes, pairs, (URL, "http://a.example/"))
+    ]
+    found = conn.execute(
+        "select count(p.field) > 0 from jsonb_array_elements(%s) with ordinality c (config, nr)"
+        " left join forebay.validate_endpoint('x', 'http', c.config) p on true"
+        " group by c.nr order by c.nr",
+        [Jsonb(configs)],
+    ).fetchall()
+    taken = 0
+    for config, (refused,) in zip(configs, found, strict=True):
+        try:
+            checked_row_sink("http", config)
+        except ConfigError:
+            assert refused, config
+        else:
+            assert not refused, config
+            taken += 1
+    assert 20 < taken < len(configs) / 2
 
 
 @pytest.mark.parametrize("host", [

@@ -140,10 +140,12 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-def certificate(folder: Path, common_name: str = "localhost") -> Path:
-    """Make a certificate for localhost that is its own authority.
+def certificate(
+    folder: Path, common_name: str = "localhost", *, days: int = 1, passphrase: str | None = None
+) -> Path:
+    """Make a certificate for localhost that is its own authority, and ends after some days.
 
-    Return the file with it and its key.
+    Return the file with it and its key, which the passphrase encrypts.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -158,8 +160,8 @@ def certificate(folder: Path, common_name: str = "localhost") -> Path:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(days=9))
+        .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(
             x509.SubjectAlternativeName(
                 [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -174,7 +176,9 @@ def certificate(folder: Path, common_name: str = "localhost") -> Path:
         key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.NoEncryption()
+            if passphrase is None
+            else serialization.BestAvailableEncryption(passphrase.encode()),
         )
         + made.public_bytes(serialization.Encoding.PEM)
     )

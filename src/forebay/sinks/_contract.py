@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -186,6 +186,7 @@ class FromRow(Enum):
     ADDRESS = "an address over a network, without options, whose hosts the deliverer lists"
     CHECKED_ADDRESS = "an address of which each connection is checked: public, or listed"
     SECRETS = "texts; a reference names a variable or file that the deliverer lists"
+    FILE = "the path of a file that is used and not sent, in a folder that the deliverer lists"
     ANSWERS = "a choice to show answers, which are those of public addresses only"
 
 
@@ -223,6 +224,14 @@ class Sink:
     call_seconds: float = 30.0
     row_rules: ClassVar[Mapping[str, FromRow]] = {}
     row_needs: ClassVar[Sequence[str]] = ()
+
+    @classmethod
+    def finds_login(cls, config: Mapping[str, Any]) -> bool:
+        """Return whether these settings make the sink log in with what it finds in the environment
+        of the process, at an address that a row names. Then the deliverer must list the host.
+        """
+        del config
+        return False
 
     @property
     def place(self) -> str:

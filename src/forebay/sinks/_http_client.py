@@ -24,6 +24,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from forebay._dataclass import dataclass
 from forebay.sinks._destination import Destinations, Endpoint
+from forebay.sinks._http_tls import client_refusal, pin_of
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -51,15 +52,21 @@ class Response:
         status: of HTTP.
         retry_after: the header Retry-After.
         body: the beginning of the body.
+        error_type: the header x-amzn-errortype, in which services of AWS name an error.
     """
 
     status: int
     retry_after: str | None
     body: bytes
+    error_type: str | None = None
 
 
 class NoAnswer(Exception):  # noqa: N818 - says what happened
     """There was no complete answer. The message is a reason that reveals no address."""
+
+
+class CertificateRefused(NoAnswer):
+    """The endpoint demands another certificate of this client: it took no message."""
 
 
 class SessionClosed(Exception):  # noqa: N818 - says what happened
@@ -73,7 +80,9 @@ class Session:
         endpoint: where to.
         method: of HTTP.
         destinations: which addresses may be called.
-        tls: for https; None for the usual checks.
+        tls: for https; None for the usual checks. Another one is for new connections.
+        pinned: hashes of public keys, one of which the endpoint must have; none: any.
+        has_certificate: whether ``tls`` shows a certificate of this client.
         proxy: its address, with a user and a password perhaps; None: none. A proxy resolves names
             itself: it must guard addresses.
         connections: the most connections.
@@ -89,6 +98,8 @@ class Session:
         method: str,
         destinations: Destinations,
         tls: ssl.SSLContext | None,
+        pinned: frozenset[str] = frozenset(),
+        has_certificate: bool = False,
         proxy: str | None,
         connections: int,
         connect_seconds: float,
@@ -98,6 +109,8 @@ class Session:
         self._endpoint = endpoint
         self._method = method
         self._destinations = destinations
+        self.tls = tls
+        self._has_certificate = has_certificate
         self._proxy = proxy
         self._connect_seconds = connect_seconds
         self._total_seconds = total_seconds
@@ -107,11 +120,10 @@ class Session:
         self._client = aiohttp.ClientSession(
             connector=_GuardedConnector(
                 None if proxy else destinations,
-                ssl=True if tls is None else tls,
+                pinned,
                 limit=connections,
                 keepalive_timeout=_IDLE_SECONDS,
             ),
-            timeout=aiohttp.ClientTimeout(total=total_seconds, connect=connect_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             read_bufsize=16_384,
@@ -123,12 +135,20 @@ class Session:
         self._is_closed = True
         await self._client.close()
 
-    async def send(self, headers: Mapping[str, str], body: bytes) -> Response:
+    async def send(
+        self, headers: Mapping[str, str], body: bytes, seconds: float | None = None
+    ) -> Response:
         """Send a request and return the answer, whatever its status.
+
+        Args:
+            headers: with lower-case names.
+            body: may be empty.
+            seconds: how long it may take; None, or more than that: ``total_seconds``.
 
         Raises:
             BlockedAddress: the endpoint may not be called; nothing was sent.
             NoAnswer: there was no connection, or no complete answer in time.
+            CertificateRefused: the endpoint demands another certificate of this client.
             SessionClosed: ``close`` was called during the request.
         """
         if self._is_closed:
@@ -144,21 +164,35 @@ class Session:
                 skip_auto_headers=("content-type",),
                 allow_redirects=False,
                 proxy=self._proxy,
+                ssl=True if self.tls is None else self.tls,
+                timeout=self._timeout(seconds),
             ) as answer:
                 return Response(
-                    answer.status, answer.headers.get("Retry-After"), await self._body(answer)
+                    answer.status,
+                    answer.headers.get("Retry-After"),
+                    await self._body(answer),
+                    answer.headers.get("x-amzn-errortype"),
                 )
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if self._is_closed:
                 raise SessionClosed from None
+            handler = _answering.get()
             if isinstance(error, aiohttp.ClientResponseError):
                 # Invariant "accepted is accepted": what follows a complete head of 2xx, such as a
                 # body after 204 or more than was announced, does not take the answer back.
-                handler = _answering.get()
                 accepting = None if handler is None else _ACCEPTING.match(handler.head)
                 if accepting is not None:
                     return Response(int(accepting[1]), None, b"")
+            for one in (error, None if handler is None else handler.lost_by):
+                refusal = client_refusal(one, has_certificate=self._has_certificate)
+                if refusal is not None:
+                    raise CertificateRefused(refusal) from None
             raise NoAnswer(self._reason(error)) from None
+
+    def _timeout(self, seconds: float | None) -> aiohttp.ClientTimeout:
+        total = self._total_seconds if seconds is None else min(seconds, self._total_seconds)
+        # At 0, aiohttp would wait without end.
+        return aiohttp.ClientTimeout(total=max(total, 0.001), connect=self._connect_seconds)
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
         """Read the body, up to the limit.
@@ -174,6 +208,8 @@ class Session:
 
     def _reason(self, error: Exception) -> str:
         match error:
+            case UnknownKey():
+                return "the public key of the endpoint is none of pinned"
             case aiohttp.ConnectionTimeoutError():
                 return f"no connection within {self._connect_seconds:g} s"
             case TimeoutError():
@@ -182,6 +218,10 @@ class Session:
                 return "the name cannot be resolved"
             case aiohttp.ClientConnectorCertificateError():
                 return "the TLS certificate is not valid"
+            case aiohttp.ClientSSLError() if (
+                not self._has_certificate and "ALERT_HANDSHAKE_FAILURE" in str(error)
+            ):
+                return "the TLS handshake failed: the endpoint may demand a client certificate"
             case aiohttp.ClientSSLError():
                 return "the TLS handshake failed"
             case aiohttp.ClientHttpProxyError():
@@ -200,13 +240,23 @@ class Session:
                 return f"the request failed: {type(error).__name__}"
 
 
-class _Handler(ResponseHandler):
-    """Reads answers, and keeps the beginning of the current one.
+class UnknownKey(aiohttp.ClientError):
+    """The public key of the endpoint is not pinned."""
 
-    aiohttp drops what it has read when it meets what is not HTTP.
+
+class _Handler(ResponseHandler):
+    """Reads answers, and keeps the beginning of the current one, and why the connection ended.
+
+    aiohttp drops what it has read when it meets what is not HTTP. In TLS 1.3 a server may refuse
+    our certificate before aiohttp has the connection; then aiohttp knows that it ended only.
     """
 
     head = b""
+    lost_by: BaseException | None = None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.lost_by = exc
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         missing = _HEAD_BYTES_MAX - len(self.head)
@@ -225,14 +275,18 @@ class _GuardedConnector(aiohttp.TCPConnector):
     """Connects to checked addresses only: before the connection, and once more by the address of
     the peer.
 
-    Without destinations it connects to a proxy, which the operator chose.
+    Without destinations it connects to a proxy, which the operator chose. Pinned keys are checked
+    before the request in each case.
     """
 
-    def __init__(self, destinations: Destinations | None, **options: Any) -> None:
+    def __init__(
+        self, destinations: Destinations | None, pinned: frozenset[str], **options: Any
+    ) -> None:
         if destinations is not None:
             options |= {"resolver": _GuardedResolver(destinations), "use_dns_cache": False}
         super().__init__(**options)
         self._destinations = destinations
+        self._pinned = pinned
         handler: Any = functools.partial(_Handler, loop=self._loop)
         self._factory = handler
 
@@ -246,17 +300,31 @@ class _GuardedConnector(aiohttp.TCPConnector):
         if isinstance(connection.protocol, _Handler):
             connection.protocol.head = b""
             _answering.set(connection.protocol)
-        if self._destinations is not None:
-            try:
-                transport = connection.transport
-                peer = transport.get_extra_info("peername") if transport is not None else None
-                if peer is None:
-                    raise aiohttp.ServerDisconnectedError
-                self._destinations.check(req.url.raw_host or "", peer[0], peer[1])
-            except BaseException:
-                connection.close()
-                raise
+        try:
+            self._check(req, connection)
+        except BaseException:
+            if connection.transport is not None:
+                # At once: this peer is owed nothing, and a close of TLS would wait for it.
+                connection.transport.abort()
+            connection.close()
+            raise
         return connection
+
+    def _check(self, req: ClientRequest, connection: Connection) -> None:
+        """Check the peer, before it gets a request."""
+        transport = connection.transport
+        if transport is None:
+            raise aiohttp.ServerDisconnectedError
+        if self._destinations is not None:
+            peer = transport.get_extra_info("peername")
+            if peer is None:
+                raise aiohttp.ServerDisconnectedError
+            self._destinations.check(req.url.raw_host or "", peer[0], peer[1])
+        if self._pinned:
+            tls = transport.get_extra_info("ssl_object")
+            certificate = None if tls is None else tls.getpeercert(binary_form=True)
+            if certificate is None or pin_of(certificate) not in self._pinned:
+                raise UnknownKey
 
 
 class _GuardedResolver(aiohttp.abc.AbstractResolver):

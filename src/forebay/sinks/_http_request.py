@@ -77,12 +77,14 @@ class Format:
         headers: sent with each request, with lower-case names.
         cloudevents: "binary", "structured" or None.
         source: the attribute ``source`` of events.
+        reserved: how names of headers begin, in lower case, that a job cannot set either.
     """
 
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
     cloudevents: str | None = None
     source: str | None = None
+    reserved: tuple[str, ...] = ()
 
     def one(self, message: Message) -> Request:
         """Return the request for one message.
@@ -90,7 +92,7 @@ class Format:
         Raises:
             UnsendableHeader: a header of the job has a name or a value that HTTP cannot carry.
         """
-        headers = _of_job(message)
+        headers = _of_job(message, self.reserved)
         body = message.body
         content_type = "application/json"
         if self.cloudevents == "binary":
@@ -189,12 +191,13 @@ def percent_encoded(value: str) -> str:
     return quote(value, safe="!#$&'()*+,-./:;<=>?@[\\]^_`{|}~", errors="replace")
 
 
-def _of_job(message: Message) -> dict[str, str]:
+def _of_job(message: Message, reserved: tuple[str, ...]) -> dict[str, str]:
     """Return the headers of a job, without those of the sink, and the metadata of the message."""
+    reserved = ("ce-", "forebay-", *reserved)
     found = {}
     for name, value in message.headers.items():
         low = name.lower()
-        if low in _RESERVED or low in _OF_THE_SINK or low.startswith(("ce-", "forebay-")):
+        if low in _RESERVED or low in _OF_THE_SINK or low.startswith(reserved):
             continue
         if not _TOKEN.fullmatch(name) or not is_header_value(value):
             raise UnsendableHeader(f"HTTP cannot carry the header {shown(name)} of the job")

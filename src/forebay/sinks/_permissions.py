@@ -92,6 +92,8 @@ class Permissions:
             self._check_references(f"{name}.{field}", value)
             if rules[field] is FromRow.ADDRESS:
                 self._check_hosts(f"{name}.{field}", str(value))
+            elif rules[field] is FromRow.FILE and value is not None:
+                self._check_file(f"{name}.{field}", str(value))
             elif rules[field] is FromRow.ANSWERS and value and self._has_hosts:
                 raise refused(
                     "endpoint_settings",
@@ -102,22 +104,43 @@ class Permissions:
         for field in sink_class(name).row_needs:
             if field not in whole:
                 raise refused("endpoint_settings", f"does not give {name}.{field}")
-        if "destinations" not in whole and FromRow.CHECKED_ADDRESS in rules.values():
+        addresses = [key for key, rule in rules.items() if rule is FromRow.CHECKED_ADDRESS]
+        if addresses and sink_class(name).finds_login(whole):
+            self._check_login(name, whole)
+        if addresses and "destinations" not in whole:
             whole["destinations"] = self._destinations
-            self._check_destination(whole.get("url"))
+            for field in addresses:
+                if field == "url" or whole.get(field) is not None:
+                    self._check_destination(field, whole.get(field))
         return make_sink(name, whole)
 
-    def _check_destination(self, url: object) -> None:
+    def _check_login(self, name: str, whole: Mapping[str, Any]) -> None:
+        """Refuse to show what this process is to a place that only the row names."""
+        endpoint = parse_endpoint(whole.get("url"))
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        if not self._destinations.lists(f"{host}:{endpoint.port}"):
+            raise refused(
+                "endpoint_hosts",
+                f"does not list {shown(endpoint.host)} of {name}.url, to which a login of this"
+                " process would go",
+            )
+
+    def _check_destination(self, field: str, url: object) -> None:
         """Refuse what is known without a look-up; the sink checks every connection."""
-        endpoint = parse_endpoint(url)
+        of = "" if field == "url" else f" of {field}"
+        try:
+            endpoint = parse_endpoint(url)
+        except ConfigError as error:
+            raise ConfigError(f"sink http: {field}", error.problem, hint=error.hint) from None
         if endpoint.scheme not in listed(self._settings.endpoint_schemes):
-            raise refused("endpoint_schemes", f"does not list {endpoint.scheme}")
+            raise refused("endpoint_schemes", f"does not list {endpoint.scheme}{of}")
         if not self._destinations.allows_port(endpoint):
-            raise refused("endpoint_ports", f"does not list {endpoint.port}")
+            raise refused("endpoint_ports", f"does not list {endpoint.port}{of}")
         try:
             self._destinations.check_endpoint(endpoint)
         except BlockedAddress as error:
-            raise refused("endpoint_hosts", f"does not list what is not public: {error}") from None
+            problem = f"does not list what is not public{of}: {error}"
+            raise refused("endpoint_hosts", problem) from None
 
     def _check_hosts(self, where: str, value: str) -> None:
         for host in _hosts(where, value):
@@ -136,7 +159,11 @@ class Permissions:
         scheme, _, name = reference.partition(":")
         if scheme == "env" and not any(_covers(each, name) for each in self._variables):
             raise refused("endpoint_variables", f"does not list {shown(name)} of {where}")
-        if scheme == "file" and not self._has_file(name):
+        if scheme == "file":
+            self._check_file(where, name)
+
+    def _check_file(self, where: str, name: str) -> None:
+        if not self._has_file(name):
             raise refused("endpoint_folders", f"has no folder with {shown(name)} of {where}")
 
     def _has_file(self, name: str) -> bool:

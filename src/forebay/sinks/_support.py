@@ -35,8 +35,13 @@ def envelope(message: Message) -> bytes:
     )
 
 
-def library(module: str, extra: str) -> ModuleType:
+def library(module: str, extra: str, *, field: str | None = None) -> ModuleType:
     """Import a client library that an extra installs.
+
+    Args:
+        module: of the library.
+        extra: its name.
+        field: what needs it; None: the sink that has the name of the extra.
 
     Raises:
         ConfigError: it is not installed.
@@ -47,7 +52,7 @@ def library(module: str, extra: str) -> ModuleType:
         if error.name != module.partition(".")[0]:
             raise
         raise ConfigError(
-            f"sink {extra}",
+            field or f"sink {extra}",
             f"needs the library {error.name}, which is not installed",
             hint=f"pip install 'forebay[{extra}]'",
         ) from None

@@ -8,8 +8,6 @@ others.
 from __future__ import annotations
 
 import asyncio
-import base64
-import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,7 +26,15 @@ from forebay.sinks._contract import (
     Sink,
     TryLater,
 )
-from forebay.sinks._destination import BlockedAddress, Destinations, Lookup, parse_endpoint
+from forebay.sinks._destination import (
+    BlockedAddress,
+    Destinations,
+    Endpoint,
+    Lookup,
+    parse_endpoint,
+)
+from forebay.sinks._http_login import BadSecret
+from forebay.sinks._http_logins import make_login
 from forebay.sinks._http_request import (
     BODILESS,
     Format,
@@ -37,6 +43,8 @@ from forebay.sinks._http_request import (
     checked_headers,
     is_header_value,
 )
+from forebay.sinks._http_tls import Tls
+from forebay.sinks._http_token import ANSWER_BYTES_MAX, NoToken, Tokens
 from forebay.sinks._retry_after import retry_after_seconds
 from forebay.sinks._secrets import Secret, checked_secret, is_reference, read_secret
 from forebay.sinks._signing import Signer, public_key
@@ -49,7 +57,9 @@ from forebay.sinks._support import (
 )
 
 if TYPE_CHECKING:
-    from forebay.sinks._http_client import Session
+    import ssl
+
+    from forebay.sinks._http_client import Response, Session
 
 __all__ = ["Destinations", "Http", "Lookup", "Secret", "public_key"]
 
@@ -61,7 +71,7 @@ _METHODS: Final = ("POST", "PUT", "PATCH", "GET", "DELETE")
 #: in time.
 _BEGIN_SECONDS: Final = 10.0
 
-#: How often secrets and the CA file are read again.
+#: How often secrets and the files of TLS are read again.
 _REREAD_SECONDS: Final = 60.0
 
 #: Statuses below 500 after which a message is sent again.
@@ -90,7 +100,22 @@ class Http(Sink):
         headers: sent with each request. A value may be a reference to a secret, such as
             "env:API_KEY".
         auth: a reference to a secret, "bearer TOKEN" or "basic USER:PASSWORD". A scheme before the
-            reference stands for the one in the secret: "bearer env:TOKEN".
+            reference stands for the one in the secret: "bearer env:TOKEN". ``auth``, ``token_url``
+            and ``aws_service`` exclude each other.
+        token_url: the token endpoint of OAuth 2.0, for the grant client credentials. What holds for
+            ``url`` holds for it: addresses, proxy, TLS, times.
+        client_id: of the token endpoint; it may be a reference.
+        client_secret: a reference to the secret of the client.
+        scope: what the token is for, names with a space between them.
+        audience: for whom the token is, where the token endpoint wants it.
+        token_auth: how id and secret are sent: "basic" (None too), in a header, or "body".
+        aws_service: signs with AWS Signature Version 4, for the service of this name.
+        aws_region: of the service.
+        aws_key_id: a reference to the id of an access key; None: botocore finds keys, in the
+            environment, the profile, the container or the machine.
+        aws_secret_key: a reference to the access key.
+        aws_session_token: a reference to the token of temporary keys.
+        aws_profile: of the shared configuration of AWS; None: the default.
         secrets: references to the keys that sign requests, at most 10; all of them sign. See
             Standard Webhooks.
         batch: "one": a request for each message. "array": a request for each call, with an array of
@@ -106,14 +131,20 @@ class Http(Sink):
             The owner of an endpoint who sees errors can then read what the endpoint answers.
         ca_file: a file with the only certificate authorities that are trusted; None: those of the
             operating system.
+        cert_file: the certificate with which this client shows who it is, and the chain to its
+            authority; PEM, an absolute path.
+        key_file: its private key; PEM. None: it is in ``cert_file``.
+        key_passphrase: a reference to the passphrase of an encrypted key.
+        pinned: hashes of public keys, 1 to 10, one of which the endpoint must have:
+            "sha256//BASE64". Its certificate must be valid besides.
         proxy: the address of an HTTP proxy, or a reference to it if it has a password. The proxy
             resolves names, so it must refuse internal addresses itself. Proxies of the environment
             are not used.
         destinations: which addresses may be called; also a mapping of the arguments of
             ``Destinations``.
 
-    A secret in Python code is a ``Secret``. References are read when the sink opens, and at most
-    every minute after that.
+    A secret in Python code is a ``Secret``. References, and files that were replaced, are read when
+    the sink opens, and at most every minute after that.
 
     A message that was not sent, because the endpoint answers so slowly that 10 s of the call have
     passed, uses no attempt.
@@ -138,7 +169,27 @@ class Http(Sink):
         "timeout": FromRow.PLAIN,
         "response_bytes_max": FromRow.PLAIN,
         "show_response": FromRow.ANSWERS,
+        "cert_file": FromRow.FILE,
+        "key_file": FromRow.FILE,
+        "key_passphrase": FromRow.SECRETS,
+        "pinned": FromRow.PLAIN,
+        "token_url": FromRow.CHECKED_ADDRESS,
+        "client_id": FromRow.SECRETS,
+        "client_secret": FromRow.SECRETS,
+        "scope": FromRow.PLAIN,
+        "audience": FromRow.PLAIN,
+        "token_auth": FromRow.PLAIN,
+        "aws_service": FromRow.PLAIN,
+        "aws_region": FromRow.PLAIN,
+        "aws_key_id": FromRow.SECRETS,
+        "aws_secret_key": FromRow.SECRETS,
+        "aws_session_token": FromRow.SECRETS,
     }
+
+    @classmethod
+    def finds_login(cls, config: Mapping[str, Any]) -> bool:
+        """Return whether botocore finds the keys that sign."""
+        return config.get("aws_service") is not None and config.get("aws_key_id") is None
 
     def __init__(
         self,
@@ -157,6 +208,22 @@ class Http(Sink):
         response_bytes_max: int = 4096,
         show_response: bool = False,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        key_passphrase: str | Secret | None = None,
+        pinned: Sequence[str] | None = None,
+        token_url: str | None = None,
+        client_id: str | Secret | None = None,
+        client_secret: str | Secret | None = None,
+        scope: str | None = None,
+        audience: str | None = None,
+        token_auth: Literal["basic", "body"] | None = None,
+        aws_service: str | None = None,
+        aws_region: str | None = None,
+        aws_key_id: str | Secret | None = None,
+        aws_secret_key: str | Secret | None = None,
+        aws_session_token: str | Secret | None = None,
+        aws_profile: str | None = None,
         proxy: str | Secret | None = None,
         destinations: Destinations | Mapping[str, Any] | None = None,
     ) -> None:
@@ -165,10 +232,19 @@ class Http(Sink):
         self._endpoint = self._destinations.parse(url)
         self._method = checked_choice(self.type, "method", method, *_METHODS)
         self._is_array = checked_choice(self.type, "batch", batch, "one", "array") == "array"
-        self._check_events(cloudevents, source)
+        _check_events(cloudevents, source, self._method, is_array=self._is_array)
         self._headers = checked_headers(self.type, headers or {}, cloudevents)
         self._cloudevents, self._source = cloudevents, source
-        self._auth = None if auth is None else _checked_auth(auth)
+        self._login = make_login(
+            {
+                "auth": auth, "token_url": token_url, "client_id": client_id,
+                "client_secret": client_secret, "scope": scope, "audience": audience,
+                "token_auth": token_auth, "aws_service": aws_service, "aws_region": aws_region,
+                "aws_key_id": aws_key_id, "aws_secret_key": aws_secret_key,
+                "aws_session_token": aws_session_token, "aws_profile": aws_profile,
+            },
+            self._destinations, self._endpoint, self._method, self._headers,
+        )  # fmt: skip
         self._secrets = _checked_secrets(secrets)
         self._concurrency = checked_integer(
             self.type, "concurrency", concurrency, least=1, most=1000
@@ -185,7 +261,14 @@ class Http(Sink):
                 "sink http: show_response", f"is {shown(show_response)}, not a boolean"
             )
         self._shows_response = show_response
-        self._ca_file = None if ca_file is None else checked_name(self.type, "ca_file", ca_file)
+        self._tls = Tls(
+            is_tls=self._endpoint.scheme == "https",
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+            key_passphrase=key_passphrase,
+            pinned=pinned,
+        )
         self._proxy = None if proxy is None else _checked_proxy(proxy)
         if not self._is_array:
             # A call ends in time even if every request takes some seconds.
@@ -194,22 +277,15 @@ class Http(Sink):
         self.call_seconds = _BEGIN_SECONDS + self._seconds + 5
         self._slots = asyncio.Semaphore(self._concurrency)
         self._session: Session | None = None
+        self._context: ssl.SSLContext | None = None
         self._format = Format()
         self._signer: Signer | None = None
-        #: Texts that no reason may contain.
+        self._reading = asyncio.Lock()
+        self._proxy_address: str | None = None
+        #: Texts that no reason may contain, of the newest reading and of the one before.
         self._hidden: list[str] = []
+        self._hidden_before: list[str] = []
         self._read_at = 0.0
-
-    def _check_events(self, cloudevents: str | None, source: str | None) -> None:
-        if cloudevents is not None:
-            checked_choice(self.type, "cloudevents", cloudevents, "binary", "structured")
-            checked_name(self.type, "source", source)
-        elif source is not None:
-            raise ConfigError("sink http: source", "has no meaning without cloudevents")
-        if self._is_array and cloudevents == "binary":
-            raise ConfigError("sink http: cloudevents", 'is "binary", which has no arrays')
-        if self._method in BODILESS and (self._is_array or cloudevents == "structured"):
-            raise ConfigError("sink http: method", f"is {self._method}, which sends no body")
 
     @property
     def place(self) -> str:
@@ -219,23 +295,38 @@ class Http(Sink):
     async def open(self) -> None:
         """Read the secrets. The endpoint is called for messages only."""
         await self.close()
-        self._read()
+        await self._read()
+        self._session = self._new_session(
+            self._endpoint, self._method, self._concurrency, self._bytes_max, self._tls.pinned
+        )
+        if isinstance(self._login, Tokens):
+            self._login.session = self._new_session(
+                self._login.endpoint, "POST", 1, ANSWER_BYTES_MAX, frozenset()
+            )
+
+    def _new_session(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        connections: int,
+        bytes_max: int,
+        pinned: frozenset[str],
+    ) -> Session:
         # Needs aiohttp, for which the constructor looked.
         from forebay.sinks._http_client import Session  # noqa: PLC0415 - an extra
 
-        proxy = None if self._proxy is None else self._reveal("proxy", self._proxy)
-        if proxy is not None and not proxy.startswith(("http://", "https://")):
-            raise self._unavailable("proxy: does not begin with http://")
-        self._session = Session(
-            self._endpoint,
-            method=self._method,
+        return Session(
+            endpoint,
+            method=method,
             destinations=self._destinations,
-            tls=self._tls(),
-            proxy=proxy,
-            connections=self._concurrency,
+            tls=self._context,
+            pinned=pinned,
+            has_certificate=self._tls.has_certificate,
+            proxy=self._proxy_address,
+            connections=connections,
             connect_seconds=self._connect_seconds,
             total_seconds=self._seconds,
-            body_bytes_max=self._bytes_max,
+            body_bytes_max=bytes_max,
         )
 
     async def close(self) -> None:
@@ -243,13 +334,19 @@ class Http(Sink):
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+        if isinstance(self._login, Tokens):
+            await self._login.close()
 
     async def send(self, messages: Sequence[Message]) -> list[Answer]:
         """Send the messages: up to ``concurrency`` at once, or as arrays."""
-        if self._session is None:
-            await self.open()
-        elif time.monotonic() - self._read_at > _REREAD_SECONDS:
-            self._read()
+        async with self._reading:
+            if self._session is None:
+                await self.open()
+            elif time.monotonic() - self._read_at > _REREAD_SECONDS:
+                await self._read()
+                for session in (self._session, getattr(self._login, "session", None)):
+                    if session is not None:
+                        session.tls = self._context
         begin_until = time.monotonic() + _BEGIN_SECONDS
         if self._is_array:
             return await self._send_array(messages, begin_until)
@@ -283,7 +380,11 @@ class Http(Sink):
 
     async def _send_request(self, request: Request, begin_until: float) -> tuple[Answer, int]:
         """Return the answer, and the status or 0."""
-        from forebay.sinks._http_client import NoAnswer, SessionClosed  # noqa: PLC0415 - an extra
+        from forebay.sinks._http_client import (  # noqa: PLC0415 - an extra
+            CertificateRefused,
+            NoAnswer,
+            SessionClosed,
+        )
 
         try:
             async with asyncio.timeout(max(0.0, begin_until - time.monotonic())):
@@ -296,64 +397,83 @@ class Http(Sink):
             session = self._session
             if session is None:
                 raise SessionClosed
-            headers = request.headers
-            if self._signer is not None:
-                now = int(time.time())
-                headers = {**headers, **self._signer.headers(request.id, now, request.body)}
-            response = await session.send(headers, request.body)
+            response = await self._exchange(session, request)
         except BlockedAddress as error:
-            log.warning("sink http: %s is blocked: %s", self.place, error)
-            return Refused(
-                f"{self.place}: blocked address, which the settings of this process do not allow"
-            ), 0
+            return self._blocked("address", error), 0
+        except NoToken as error:
+            if error.is_blocked:
+                return self._blocked("address of token_url", error), 0
+            return self._unavailable(str(error)), 0
+        except CertificateRefused as error:
+            return self._unavailable(str(error)), 0
         except NoAnswer as error:
             return TryLater(str(error)), 0
         except SessionClosed:
             return self._unavailable("the sink was closed"), 0
         finally:
             self._slots.release()
-        answer = self._answer(response.status, response.retry_after, response.body)
-        return answer, response.status
+        refusal = self._login.refusal(response)
+        if refusal is not None:
+            return self._unavailable(refusal), 0
+        text = self._redacted(response.body) if self._shows_response else ""
+        return _answer_to(response, text), response.status
 
-    def _answer(self, status: int, retry_after: str | None, body: bytes) -> Answer:
-        reason = f"HTTP status {status}"
-        if 200 <= status <= 299:
-            if self._shows_response and body:
-                reason += f": {self._redacted(body)}"
-            return Accepted(response=reason)
-        if 300 <= status <= 399:
-            reason += ": redirect, which is not followed"
-        elif self._shows_response and body:
-            reason += f": {self._redacted(body)}"
-        if status == 410:
-            return EndpointGone(reason)
-        if 400 <= status <= 499 and status not in _LATER:
-            return Rejected(reason)
-        after = retry_after_seconds(retry_after, datetime.now(UTC))
-        return TryLater(reason, after, throttles=status in _THROTTLES and after is not None)
+    async def _exchange(self, session: Session, request: Request) -> Response:
+        """Send a request, and once more if the endpoint wants a newer login."""
+        headers = request.headers
+        if self._signer is not None:
+            now = int(time.time())
+            headers = {**headers, **self._signer.headers(request.id, now, request.body)}
+        until = time.monotonic() + self._seconds
+        is_last = False
+        while True:
+            login = await self._login.headers(headers, request.body, until - time.monotonic())
+            seconds = until - time.monotonic()
+            response = await session.send({**headers, **login}, request.body, seconds)
+            is_late = is_last or time.monotonic() >= until
+            if response.status != 401 or is_late or not self._login.renews(login):
+                return response
+            is_last = True
+
+    def _blocked(self, what: str, error: Exception) -> Refused:
+        log.warning("sink http: %s is blocked: %s", self.place, error)
+        return Refused(
+            f"{self.place}: blocked {what}, which the settings of this process do not allow"
+        )
 
     def _redacted(self, body: bytes) -> str:
         text = body.decode(errors="replace")
-        for hidden in self._hidden:
+        for hidden in (*self._hidden_before, *self._hidden, *self._login.hidden):
             text = text.replace(hidden, "***")
         text = "".join(one if one.isprintable() else " " for one in text)
         return text[:_SHOWN_CHARACTERS]
 
-    def _read(self) -> None:
+    async def _read(self) -> None:
         """Read what is referenced."""
-        self._hidden = []
+        self._hidden_before, self._hidden = self._hidden, []
+        proxy = None if self._proxy is None else self._reveal("proxy", self._proxy)
+        if proxy is not None and not proxy.startswith(("http://", "https://")):
+            raise self._unavailable("proxy: does not begin with http://")
+        self._proxy_address = proxy
         headers = {
             name: self._reveal(f"headers: {name}", value) if is_reference(value) else value
             for name, value in self._headers.items()
         }
-        if self._auth is not None:
-            headers["authorization"] = self._authorization(*self._auth)
         for name, value in headers.items():
             if not is_header_value(value):
                 raise self._unavailable(f"headers: the secret for {name} has control characters")
         self._format = Format(
-            method=self._method, headers=headers, cloudevents=self._cloudevents, source=self._source
+            method=self._method,
+            headers=headers,
+            cloudevents=self._cloudevents,
+            source=self._source,
+            reserved=self._login.reserved,
         )
+        try:
+            await self._login.read(self._reveal)
+        except BadSecret as error:
+            raise self._unavailable(str(error)) from None
+        self._context = self._tls.context(self.place, self._reveal)
         keys = [self._reveal("secrets", one) for one in self._secrets]
         try:
             self._signer = Signer(keys) if keys else None
@@ -361,33 +481,42 @@ class Http(Sink):
             raise self._unavailable(f"secrets: a secret {error}") from None
         self._read_at = time.monotonic()
 
-    def _authorization(self, scheme: str | None, reference: str | Secret) -> str:
-        text = self._reveal("auth", reference)
-        if scheme is None:
-            scheme, _, text = text.partition(" ")
-            text = text.strip()
-        scheme = scheme.lower()
-        if scheme == "bearer" and text:
-            self._hidden.append(text)
-            return f"Bearer {text}"
-        if scheme == "basic" and ":" in text:
-            encoded = base64.b64encode(text.encode()).decode()
-            self._hidden += [encoded, text.partition(":")[2]]
-            return f"Basic {encoded}"
-        raise self._unavailable("auth: the secret is neither bearer TOKEN nor basic USER:PASSWORD")
-
     def _reveal(self, field: str, value: str | Secret) -> str:
         text = read_secret(f"{self.place}: {field}", value)
         self._hidden.append(text)
         return text
 
-    def _tls(self) -> ssl.SSLContext | None:
-        if self._ca_file is None:
-            return None
-        try:
-            return ssl.create_default_context(cafile=self._ca_file)
-        except (OSError, ValueError) as error:
-            raise self._unavailable(f"ca_file: {type(error).__name__}") from None
+
+def _answer_to(response: Response, text: str) -> Answer:
+    """Return what an answer means; the text is what is shown of its body."""
+    status = response.status
+    reason = f"HTTP status {status}"
+    if 300 <= status <= 399:
+        reason += ": redirect, which is not followed"
+    elif text:
+        reason += f": {text}"
+    if 200 <= status <= 299:
+        return Accepted(response=reason)
+    if status == 410:
+        return EndpointGone(reason)
+    if 400 <= status <= 499 and status not in _LATER:
+        return Rejected(reason)
+    after = retry_after_seconds(response.retry_after, datetime.now(UTC))
+    return TryLater(reason, after, throttles=status in _THROTTLES and after is not None)
+
+
+def _check_events(
+    cloudevents: str | None, source: str | None, method: str, *, is_array: bool
+) -> None:
+    if cloudevents is not None:
+        checked_choice("http", "cloudevents", cloudevents, "binary", "structured")
+        checked_name("http", "source", source)
+    elif source is not None:
+        raise ConfigError("sink http: source", "has no meaning without cloudevents")
+    if is_array and cloudevents == "binary":
+        raise ConfigError("sink http: cloudevents", 'is "binary", which has no arrays')
+    if method in BODILESS and (is_array or cloudevents == "structured"):
+        raise ConfigError("sink http: method", f"is {method}, which sends no body")
 
 
 def _checked_destinations(value: Destinations | Mapping[str, Any] | None) -> Destinations:
@@ -399,15 +528,6 @@ def _checked_destinations(value: Destinations | Mapping[str, Any] | None) -> Des
         return Destinations(**(value or {}))
     except TypeError as error:
         raise ConfigError("sink http: destinations", f"is malformed: {error}") from None
-
-
-def _checked_auth(value: str | Secret) -> tuple[str | None, str | Secret]:
-    """Return the scheme, None if the secret contains it, and the reference."""
-    if isinstance(value, str):
-        scheme, space, reference = value.partition(" ")
-        if space and scheme.lower() in ("bearer", "basic"):
-            return scheme.lower(), checked_secret("sink http: auth", reference)
-    return None, checked_secret("sink http: auth", value)
 
 
 def _checked_secrets(value: Sequence[str | Secret]) -> list[str | Secret]:

@@ -39,6 +39,8 @@ begin
                             and not jsonb_path_exists(c -> 'headers', 'strict $.* ? (@.type() != "string")')) is not true))
         p (name, problem, hint, is_wrong)
     where p.is_wrong;
+    return query select 'config.' || p.name, 'config: ' || p.name || ' ' || p.problem, p.hint from forebay._http_tls_problems(c) p;
+    return query select 'config.' || p.name, 'config: ' || p.name || ' ' || p.problem, p.hint from forebay._http_login_problems(c) p;
     if jsonb_typeof(c -> 'headers') = 'object' then
         return query
         select 'config.headers', format('config: headers has %s, %s', quote_literal(left(k, 40)),
