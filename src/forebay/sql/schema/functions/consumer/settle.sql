@@ -259,15 +259,20 @@ create function forebay._check_subject_end(p_what jsonb) returns void
 language plpgsql stable
 as $$
 declare
+    v_known constant text[] := array['then', 'at', 'after', 'every', 'interval', 'data', 'args'];
+    v_key   text;
     v_times constant integer := num_nonnulls(p_what -> 'at', p_what -> 'after', p_what -> 'every', p_what -> 'interval');
     v_due   timestamptz;
 begin
     perform forebay._require('subjects', jsonb_typeof(p_what) = 'object' and p_what ->> 'then' in ('again', 'complete', 'drop')
                                          and v_times = case when p_what ->> 'then' = 'again' then 1 else 0 end, p_what::text,
                              'an object with `then`: again, complete or drop; and with again one of at, after, every and interval');
+    v_key := (select k from jsonb_object_keys(p_what - v_known) k order by 1 limit 1);
+    perform forebay._require('subjects', v_key is null, v_key, format('one of %s', array_to_string(v_known, ', ')));
     if v_times = 1 then
         begin
-            v_due := case when (p_what ->> 'every')::double precision <= 0 or (p_what ->> 'after')::double precision < 0 then null
+            -- Times have microseconds.
+            v_due := case when (p_what ->> 'every')::double precision < 1e-6 or (p_what ->> 'after')::double precision < 0 then null
                           else forebay._next_due(p_what, forebay._now(), forebay._now()) end;
         exception when others then
             v_due := null;
