@@ -713,7 +713,7 @@ def test_a_cancelled_job_that_fails_is_no_dead_letter(conn, database):
 
 
 def test_a_cancellation_for_one_group_leaves_the_others_alone(conn, database):
-    """Only its own consumer is asked to stop, by `extend` and by the heartbeat of Python workers."""
+    """Only its own consumer is asked to stop: by `extend`, and by the heartbeat of Python."""
     with Consumer(database, group="a") as first, Consumer(database, group="b") as second:
         job_id = enqueue(conn)
         tokens = [[job["token"] for job in consumer.take()] for consumer in (first, second)]
@@ -879,6 +879,9 @@ BAD = [
     ("enter(null, array['q'])", "JQ001"),
     ("enter('', array['q'])", "JQ001"),
     ("enter(repeat('x', 201), array['q'])", "JQ001"),
+    ("enter(E'w\\nanother', array['q'])", "JQ001"),
+    ("enter('w', array['q'], app => E'\\x1b[2J')", "JQ001"),
+    ("enter('w', array['q'], host => E'h\\n')", "JQ001"),
     ("enter('w', null)", "JQ001"),
     ("enter('w', '{}')", "JQ001"),
     ("enter('w', array['not a name'])", "JQ001"),
