@@ -118,6 +118,29 @@ class TestRedisStream(SinkContract):
         self.client.delete(self.name)
         assert asyncio.run(seen(sink, sent)) == [False, False, None]
 
+    def test_an_entry_that_another_call_removes_meanwhile_is_not_lost(self, monkeypatch):
+        """Between any two commands of a verification: the entry was there, or its end is known."""
+        options = {"max_age": 3600}
+        for nth in range(3):
+            name = f"{self.name}-{nth}"
+            sink = RedisStream(f"redis://{self.server}", name, **options)
+            (millis, _) = self.client.time()
+            old = f"{(millis - 7200) * 1000}-1"
+            self.client.xadd(name, {"body": "{}"}, id=old)
+            run = sink._run
+
+            async def cut(commands, *, run=run, nth=nth, name=name):
+                if commands[0][0] == "XTRIM":  # The check of a new connection.
+                    return await run(commands)
+                before = await run(commands[:nth])
+                self.client.xadd(name, {"body": "new"})
+                self.client.xtrim(name, minid=millis * 1000 - 3_600_000, approximate=False)
+                return [*before, *await run(commands[nth:])]
+
+            monkeypatch.setattr(sink, "_run", cut)
+            found = asyncio.run(seen(sink, [Sent(make_message(1), old)]))
+            assert found in ([True], [None])
+
     @pytest.mark.parametrize("right", ["+xadd", "+xtrim"])
     def test_a_stream_that_cannot_be_trimmed_is_noticed_before_sending(self, right):
         """Otherwise it would grow without a word."""

@@ -699,6 +699,31 @@ def test_a_cancellation_reaches_the_consumer(conn, database):
         assert [state(conn, job_id) for job_id in ids] == ["cancelled", "done", "done"]
 
 
+def test_a_cancelled_job_that_fails_is_no_dead_letter(conn, database):
+    """Also at its last attempt: of the job, and of its queue."""
+    with Consumer(database) as consumer:
+        one(conn, "select forebay.set_max_attempts('default', 1)::text")
+        ids = [enqueue(conn, max_attempts=1), enqueue(conn)]
+        jobs = consumer.take()
+        for job_id in ids:
+            conn.execute("select forebay.cancel(%s)", [job_id])
+        assert consumer.settle("failed", jobs, "stopped") == ["settled"] * 2
+        assert [state(conn, job_id) for job_id in ids] == ["cancelled"] * 2
+        assert [errors_of(conn, job_id)[0][:2] for job_id in ids] == [(1, "cancelled")] * 2
+
+
+def test_a_cancellation_for_one_group_leaves_the_others_alone(conn, database):
+    """Only its own consumer is asked to stop: by `extend`, and by the heartbeat of Python."""
+    with Consumer(database, group="a") as first, Consumer(database, group="b") as second:
+        job_id = enqueue(conn)
+        tokens = [[job["token"] for job in consumer.take()] for consumer in (first, second)]
+        conn.execute("select forebay.cancel(%s, group_name => 'b')", [job_id])
+        assert (first.extend()["cancelled"], second.extend()["cancelled"]) == ([], tokens[1])
+        asked = "select cancelled_jobs from forebay.heartbeat_v1(array[%s]::bigint[], array[%s])"
+        leases = [int(consumer.worker.removeprefix("w")) for consumer in (first, second)]
+        assert [one(conn, asked, lease, job_id) for lease in leases] == [[], [job_id]]
+
+
 def test_groups_are_apart(conn, database):
     """Each group has its own state of a job."""
     with Consumer(database, group="a") as first, Consumer(database, group="b") as second:
@@ -854,6 +879,9 @@ BAD = [
     ("enter(null, array['q'])", "JQ001"),
     ("enter('', array['q'])", "JQ001"),
     ("enter(repeat('x', 201), array['q'])", "JQ001"),
+    ("enter(E'w\\nanother', array['q'])", "JQ001"),
+    ("enter('w', array['q'], app => E'\\x1b[2J')", "JQ001"),
+    ("enter('w', array['q'], host => E'h\\n')", "JQ001"),
     ("enter('w', null)", "JQ001"),
     ("enter('w', '{}')", "JQ001"),
     ("enter('w', array['not a name'])", "JQ001"),
@@ -898,7 +926,13 @@ BAD = [
     ("done(array[{token}], follow_ups => '[1]')", "JQ001"),
     ("done(array[{token}], follow_ups => '[{}]')", "JQ001"),
     ("done(array[{token}], follow_ups => '[{\"kind\": \"x\", \"delay\": \"y\"}]')", "JQ001"),
+    ("done(array[{token}], follow_ups => '[{\"kind\": \"x\", \"dealy\": 60}]')", "JQ001"),
+    ("done(array[{token}], follow_ups => '[{\"kind\": \"x\", \"run_at\": \"y\"}]')", "JQ001"),
+    ("done(array[{token}], follow_ups => '[{\"kind\": \"x\", \"expires_at\": \"y\"}]')", "JQ001"),
     ("done(array[{token}], subjects => '[1]')", "JQ001"),
+    ("done(array[{token}], subjects => '[{\"then\": \"drop\", \"dat\": 1}]')", "JQ001"),
+    ("done(array[{token}], subjects => '[{\"then\": \"again\", \"every\": 1e-300}]')", "JQ001"),
+    ("maintain('seal x')", "JQ001"),
     ("done(array[{token}], subjects => '[{\"then\": \"x\"}]')", "JQ001"),
     ("done(array[{token}], subjects => '[{\"then\": \"again\"}]')", "JQ001"),
     ("done(array[{token}], subjects => '[{\"then\": \"again\", \"at\": \"x\"}]')", "JQ001"),

@@ -75,6 +75,24 @@ def test_a_message_beyond_the_bound_is_refused(conn, client):
     send(conn, "shop")
 
 
+def test_a_message_that_was_sent_before_is_found_again_where_the_endpoint_is_full(conn):
+    """So a sender whose answer was lost may repeat the call; a new message is refused still."""
+    shop(conn, max_waiting=2)
+    key = """'{"idempotent": "order:7"}'"""
+    sent = one(conn, f"select forebay.send('shop', '1', unique_as => {key})")
+    one(conn, "select forebay.send('shop', '2')")
+    assert one(conn, f"select forebay.send('shop', '1', unique_as => {key})") == sent
+    again = {"endpoint": "shop", "payload": 1, "unique_as": {"idempotent": "order:7"}}
+    assert (
+        one(conn, "select forebay.send_many(%s::jsonb)", json.dumps([again, again])) == [sent] * 2
+    )
+    full(conn, """send('shop', '3', unique_as => '{"idempotent": "order:8"}')""")
+    for new in ({}, {"unique_as": {"idempotent": "order:8"}}):
+        messages = json.dumps([again, {"endpoint": "shop", "payload": 3, **new}])
+        seen = full(conn, f"send_many('{messages}'::jsonb)")
+        assert seen == {"endpoint": "shop", "waiting": 2, "max_waiting": 2}
+
+
 def test_what_waits_for_another_endpoint_does_not_count(conn):
     """Met by a deliverer or not."""
     shop(conn, max_waiting=3)
@@ -139,7 +157,7 @@ def test_without_the_check_a_full_endpoint_takes_more(database, conn):
     """The test above would see it."""
     shop(conn, max_waiting=1)
     send(conn, "shop")
-    break_function(database, "send", ("perform forebay._require_below_bound(v_endpoint, 1);", ""))
+    break_function(database, "send", ("v_waiting := forebay._waiting_beyond(v_endpoint, 1);", ""))
     send(conn, "shop")
 
 

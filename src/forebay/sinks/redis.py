@@ -224,9 +224,11 @@ class RedisStream(_Redis):
 
         An entry that was deleted or trimmed is unknown, not lost.
         """
-        commands: list[tuple[Any, ...]] = [("XINFO", "STREAM", self._name)]
-        commands += [("XRANGE", self._name, one.proof or "-", one.proof or "-") for one in sent]
-        info, *answers = await self._run(commands)
+        commands: list[tuple[Any, ...]] = [
+            ("XRANGE", self._name, one.proof or "-", one.proof or "-") for one in sent
+        ]
+        # Last: another call may remove entries between two commands, and then says so here.
+        *answers, info = await self._run([*commands, ("XINFO", "STREAM", self._name)])
         deleted = _id_in(info, "max-deleted-entry-id")
         if self._max_age_millis is not None:
             # A stream that is away shows no time.

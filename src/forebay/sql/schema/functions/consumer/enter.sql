@@ -6,7 +6,7 @@
 -- process: two processes with one token would keep each other's jobs.
 --
 -- Parameters:
---   worker      a name for people, at most 200 characters
+--   worker      a name for people, at most 200 characters, none of them a control character
 --   queues      1 to 100 queues
 --   lease       1 second to a day: how long the worker may be silent before its jobs go to others. A
 --               call of forebay.take() or forebay.extend() is a sign of life
@@ -30,14 +30,20 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_seconds constant double precision := extract(epoch from enter.lease);
+    -- A line break would make two lines of one in what people read.
+    v_control constant text := E'[\x01-\x1f\x7f]';
     v_problem text;
 begin
-    perform forebay._require('worker', length(enter.worker) between 1 and 200, enter.worker, 'a name of at most 200 characters'),
+    perform forebay._require('worker', length(enter.worker) between 1 and 200 and enter.worker !~ v_control, enter.worker,
+                             'a name of at most 200 characters, none of them a control character'),
             forebay._require('queues', cardinality(enter.queues) between 1 and 100 and array_ndims(enter.queues) = 1, enter.queues::text, '1 to 100 queues'),
             forebay._require('lease', v_seconds between 1 and 86400, enter.lease::text, '1 second to a day'),
-            forebay._require('host', coalesce(length(enter.host) <= 200, true), enter.host, 'at most 200 characters'),
-            forebay._require('app', coalesce(length(enter.app) <= 200, true), enter.app, 'at most 200 characters'),
-            forebay._require('app_version', coalesce(length(enter.app_version) <= 200, true), enter.app_version, 'at most 200 characters');
+            forebay._require('host', coalesce(length(enter.host) <= 200 and enter.host !~ v_control, true), enter.host,
+                             'at most 200 characters, none of them a control character'),
+            forebay._require('app', coalesce(length(enter.app) <= 200 and enter.app !~ v_control, true), enter.app,
+                             'at most 200 characters, none of them a control character'),
+            forebay._require('app_version', coalesce(length(enter.app_version) <= 200 and enter.app_version !~ v_control, true), enter.app_version,
+                             'at most 200 characters, none of them a control character');
     -- These are served by the library, which knows more of their jobs than their arguments.
     v_problem := (select q.queue from unnest(enter.queues) q (queue) where q.queue like 'forebay.%' limit 1);
     perform forebay._require('queues', v_problem is null, v_problem, 'queues of the application'),

@@ -37,7 +37,8 @@ begin
         cancelled := array(
             select format('%s-%s-%s%s', v_lease, h.claim_no, h.place, case when h.headers ? 'forebay-subject' then 's' end)
             from forebay._held_places(v_lease) h
-            where exists (select from forebay.tombstone t where t.job_id = h.job_id and t.reason = 'c') order by h.claim_no, h.place);
+            where exists (select from forebay.tombstone t
+                          where t.job_id = h.job_id and t.reason = 'c' and (t.group_id is null or t.group_id = h.group_id)) order by h.claim_no, h.place);
     end if;
 end
 $$;

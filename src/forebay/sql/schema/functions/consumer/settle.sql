@@ -110,7 +110,8 @@ begin
     return query
     select s.token, s.status
     from forebay._settle_held(failed.tokens, array(
-        select case when r.used + 1 >= r.most
+        select case when r.is_cancelled then '{"outcome": "cancelled"}'
+                    when r.used + 1 >= r.most
                     then jsonb_build_object('outcome', 'dead', 'reason', 'exhausted', 'holds_key', r.holds_key)
                     else jsonb_build_object('outcome', 'retried', 'after', greatest(0, coalesce(
                              v_after, forebay._retry_delay(r.used + 1)))) end
@@ -258,15 +259,20 @@ create function forebay._check_subject_end(p_what jsonb) returns void
 language plpgsql stable
 as $$
 declare
+    v_known constant text[] := array['then', 'at', 'after', 'every', 'interval', 'data', 'args'];
+    v_key   text;
     v_times constant integer := num_nonnulls(p_what -> 'at', p_what -> 'after', p_what -> 'every', p_what -> 'interval');
     v_due   timestamptz;
 begin
     perform forebay._require('subjects', jsonb_typeof(p_what) = 'object' and p_what ->> 'then' in ('again', 'complete', 'drop')
                                          and v_times = case when p_what ->> 'then' = 'again' then 1 else 0 end, p_what::text,
                              'an object with `then`: again, complete or drop; and with again one of at, after, every and interval');
+    v_key := (select k from jsonb_object_keys(p_what - v_known) k order by 1 limit 1);
+    perform forebay._require('subjects', v_key is null, v_key, format('one of %s', array_to_string(v_known, ', ')));
     if v_times = 1 then
         begin
-            v_due := case when (p_what ->> 'every')::double precision <= 0 or (p_what ->> 'after')::double precision < 0 then null
+            -- Times have microseconds.
+            v_due := case when (p_what ->> 'every')::double precision < 1e-6 or (p_what ->> 'after')::double precision < 0 then null
                           else forebay._next_due(p_what, forebay._now(), forebay._now()) end;
         exception when others then
             v_due := null;
@@ -284,12 +290,16 @@ end
 $$;
 
 
--- For the job of each token: attempts used, its maximum, and whether its dead letter holds its ordering key. Zeros for an unknown one.
-create function forebay._held_rows(p_tokens text[]) returns table (nr bigint, used integer, most integer, holds_key boolean)
+-- For the job of each token: attempts used, its maximum, whether its dead letter holds its ordering key, and whether its cancellation is
+-- requested. Zeros for an unknown one.
+create function forebay._held_rows(p_tokens text[]) returns table (nr bigint, used integer, most integer, holds_key boolean, is_cancelled boolean)
 language sql volatile
 as $$
     select t.nr, coalesce(r.attempt, 0), coalesce(r.max_attempts, forebay._queue_attempts(l.queue), forebay._setting_value('max_attempts'))::integer,
-           r.ordering_key is not null and exists (select from forebay.kind_queue k where k.kind = r.kind and k.holds_key)
+           r.ordering_key is not null and exists (select from forebay.kind_queue k where k.kind = r.kind and k.holds_key),
+           pg_sequence_last_value('forebay.tombstone_seq') is not null
+               and exists (select from forebay.tombstone c
+                           where c.job_id = coalesce(r.job_id, r.seq) and c.reason = 'c' and (c.group_id is null or c.group_id = b.group_id))
     from unnest(p_tokens) with ordinality t (token, nr)
     cross join lateral forebay._place_of(t.token) p
     left join forebay.batch b on b.lease_id = p.lease_id and b.claim_no = p.claim_no

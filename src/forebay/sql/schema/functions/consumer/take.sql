@@ -220,10 +220,10 @@ $$;
 
 
 -- The jobs of a lease that have not ended, with their places.
-create function forebay._held_places(p_lease_id bigint) returns table (claim_no bigint, place integer, job_id bigint, headers jsonb)
+create function forebay._held_places(p_lease_id bigint) returns table (claim_no bigint, place integer, job_id bigint, headers jsonb, group_id bigint)
 language sql stable
 as $$
-    select b.claim_no, u.nr::integer, coalesce(r.job_id, r.seq), r.headers
+    select b.claim_no, u.nr::integer, coalesce(r.job_id, r.seq), r.headers, b.group_id
     from (select i.floor from forebay.batch i where i.lease_id = p_lease_id order by i.claim_no desc limit 1) f
     join forebay.batch b on b.lease_id = p_lease_id and b.claim_no >= f.floor
     cross join lateral unnest(b.seqs) with ordinality u (seq, nr)

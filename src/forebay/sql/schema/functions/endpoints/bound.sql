@@ -5,18 +5,30 @@
 -- Errors: 53400.
 create function forebay._require_below_bound(e forebay.endpoint, p_more bigint) returns void
 language plpgsql volatile
+as $$
+declare
+    v_waiting constant bigint := forebay._waiting_beyond(e, p_more);
+begin
+    if v_waiting is not null then
+        perform forebay._raise_full(e.name, v_waiting, p_more, e.max_waiting, 'sent');
+    end if;
+end
+$$;
+
+
+-- How many deliveries of an endpoint wait, if p_more would exceed its max_waiting; null: they would not.
+create function forebay._waiting_beyond(e forebay.endpoint, p_more bigint) returns bigint
+language plpgsql volatile
 -- planner: in order
 as $$
 declare
     v_waiting bigint;
 begin
     if e.max_waiting is null or forebay._wait_at_most(e.max_waiting - p_more) then
-        return;
+        return null;
     end if;
     select b.waiting into v_waiting from forebay._backlogs(array[e.endpoint_id]) b;
-    if v_waiting + p_more > e.max_waiting then
-        perform forebay._raise_full(e.name, v_waiting, p_more, e.max_waiting, 'sent');
-    end if;
+    return case when v_waiting + p_more > e.max_waiting then v_waiting end;
 end
 $$;
 

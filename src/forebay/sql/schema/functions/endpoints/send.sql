@@ -11,7 +11,8 @@
 --   ordering_key  messages of the endpoint with the same key are sent one at a time, in order
 --
 -- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled, 53400 as many
---   deliveries wait for it as its `max_waiting` allows. After an error nothing is written.
+--   deliveries wait for it as its `max_waiting` allows, unless `unique_as` finds the message there.
+--   After an error nothing is written.
 -- Transaction: the caller's. The message is sent if, and only if, it commits.
 -- Locks: as forebay.enqueue().
 create function forebay.send(
@@ -26,12 +27,29 @@ as $$
 #variable_conflict use_column
 declare
     v_endpoint constant forebay.endpoint := forebay._open_endpoint(send.endpoint);
+    v_waiting  bigint;
+    v_made     record;
 begin
     if send.payload is null then
         raise exception using errcode = 'JQ001', column = 'payload', message = 'payload is null',
             hint = $h$Nothing was sent. The value null of JSON is 'null'::jsonb.$h$;
     end if;
-    perform forebay._require_below_bound(v_endpoint, 1);
+    v_waiting := forebay._waiting_beyond(v_endpoint, 1);
+    if v_waiting is not null then
+        -- A message that was sent before, and whose answer was lost, adds nothing.
+        if coalesce(nullif(send.unique_as, 'null'), '"none"') <> '"none"' then
+            v_made := forebay.enqueue_unique(
+                send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), send.unique_as, 'forebay.deliver',
+                send.priority, send.delay, send.run_at,
+                forebay._delivery_end(send.expires_at, send.run_at, send.delay, v_endpoint.max_age),
+                ordering_key => forebay._delivery_key(v_endpoint.name, send.ordering_key), limit_key => v_endpoint.name,
+                {options passed of send but max_attempts, limit_key, ordering_key});
+            if not v_made.is_new then
+                return v_made.job_id;
+            end if;
+        end if;
+        perform forebay._raise_full(v_endpoint.name, v_waiting, 1, v_endpoint.max_waiting, 'sent');
+    end if;
     return forebay.enqueue(
         send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
         send.delay, send.run_at,

@@ -69,6 +69,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_jobs forebay._job_input[];
+    v_full jsonb;
+    v_made record;
 begin
     perform forebay._check_messages(send_many.messages);
     begin
@@ -93,14 +95,48 @@ begin
         return '{}';
     end if;
     perform forebay._check_jobs(v_jobs, 'message');
-    perform forebay._require_below_bound(n.endpoint, n.more)
-    from (select e as endpoint, count(*) as more from unnest(v_jobs) j join forebay.endpoint e on e.name = j.limit_key group by e.endpoint_id) n;
+    select jsonb_object_agg((n.endpoint).name, w.waiting) into v_full
+    from (select e as endpoint, count(*) as more from unnest(v_jobs) j join forebay.endpoint e on e.name = j.limit_key group by e.endpoint_id) n
+    cross join lateral (select forebay._waiting_beyond(n.endpoint, n.more) as waiting) w where w.waiting is not null;
     if send_many.messages @? '$[*].unique_as ? (@ != null)' then
-        return (forebay._enqueue_mixed(v_jobs, array(
+        v_made := forebay._enqueue_mixed(v_jobs, array(
             select nullif(nullif(e.value -> 'unique_as', 'null'), '"none"')
-            from jsonb_array_elements(send_many.messages) with ordinality e order by e.ordinality), 'message')).ids;
+            from jsonb_array_elements(send_many.messages) with ordinality e order by e.ordinality), 'message');
+        if v_full is not null then
+            perform forebay._require_below_full(v_full, v_jobs, v_made.news);
+        end if;
+        return v_made.ids;
+    elsif v_full is not null then
+        perform forebay._require_below_full(v_full, v_jobs, null);
     end if;
     return forebay._enqueue_jobs(v_jobs);
+end
+$$;
+
+
+-- Refuse messages of which some would exceed max_waiting of their endpoint. p_full: how many wait for each endpoint of which all would. Messages that
+-- were there before add nothing; p_news says which are new, null: all.
+--
+-- Errors: 53400, for the first of these endpoints.
+create function forebay._require_below_full(p_full jsonb, p_jobs forebay._job_input[], p_news boolean[]) returns void
+language plpgsql volatile
+-- planner: in order
+as $$
+declare
+    v_full record;
+begin
+    select e.name, f.value::bigint as waiting, n.more, e.max_waiting into v_full
+    from jsonb_each_text(p_full) f
+    join forebay.endpoint e on e.name = f.key
+    cross join lateral (select count(*) as more
+                        from unnest(p_jobs) with ordinality j
+                        left join unnest(p_news) with ordinality w (is_new, ordinality) using (ordinality)
+                        where j.limit_key = e.name and coalesce(w.is_new, true)) n
+    where f.value::bigint + n.more > e.max_waiting
+    order by e.endpoint_id limit 1;
+    if found then
+        perform forebay._raise_full(v_full.name, v_full.waiting, v_full.more, v_full.max_waiting, 'sent');
+    end if;
 end
 $$;
 

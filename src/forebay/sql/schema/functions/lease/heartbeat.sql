@@ -11,7 +11,7 @@
 --
 -- Columns:
 --   open_leases     which of the leases are open
---   cancelled_jobs  running jobs with a cancellation request
+--   cancelled_jobs  running jobs with a cancellation request for their group
 --   leaderless      which of the duties have no leader
 --   lease_count     for a worker that runs nothing, how many leases are open in all, at most 1,000;
 --                   null for others
@@ -42,7 +42,7 @@ begin
     cancelled_jobs := '{}';
     if cardinality(p_job_ids) > 0 and pg_sequence_last_value('forebay.tombstone_seq') is not null then
         cancelled_jobs := array(select distinct t.job_id from forebay.tombstone t
-                                where t.job_id = any (p_job_ids) and t.reason = 'c');
+                                where t.job_id = any (p_job_ids) and t.reason = 'c' and (t.group_id is null or forebay._reads_for(p_lease_ids, t.group_id)));
     end if;
     leaderless := '{}';
     foreach v_duty in array p_duties loop
@@ -63,4 +63,16 @@ begin
     settings := forebay._followed_settings();
     return next;
 end
+$$;
+
+
+-- Does one of these leases hold jobs for a group? A cancellation for one group leaves the job to the others.
+create function forebay._reads_for(p_lease_ids bigint[], p_group_id bigint) returns boolean
+language sql stable
+as $$
+    select exists (
+        select from unnest(p_lease_ids) u (lease_id)
+        cross join lateral (select i.floor from forebay.batch i where i.lease_id = u.lease_id order by i.claim_no desc limit 1) f
+        join forebay.batch b on b.lease_id = u.lease_id and b.claim_no >= coalesce(f.floor, 0)
+        where b.group_id = p_group_id)
 $$;

@@ -3,10 +3,16 @@ create function forebay._follow_up_problem(p_follow_up jsonb) returns text
 language plpgsql stable
 as $$
 declare
-    v_key text;
+    v_keys constant text[] := array['kind', 'queue', 'priority', 'delay', 'expires_in', {options keys}];
+    v_key  text;
 begin
     if jsonb_typeof(p_follow_up) is distinct from 'object' then
         return 'a follow-up is not an object';
+    end if;
+    -- Also those that _enqueue_follow_up() would read without a check: it must not fail.
+    v_key := (select k from jsonb_object_keys(p_follow_up - v_keys) k order by 1 limit 1);
+    if v_key is not null then
+        return format('%s is no option of a follow-up: %s', left(v_key, 40), array_to_string(v_keys, ', '));
     end if;
     foreach v_key in array array['priority', 'max_attempts', 'delay', 'expires_in'] loop
         if p_follow_up ->> v_key !~ (case when v_key in ('priority', 'max_attempts') then '^-?[0-9]{1,9}$'

@@ -160,7 +160,8 @@ $$;
 -- ready (a run waits, also for a retry), running, completed, dead, killed. Reads counters and the
 -- open claims of workers, not the subjects. Exact, except that a run that was cancelled as a job
 -- counts as ready until its subject is revived, and that a subject that was killed or dropped while
--- it ran counts as running too until its run has ended.
+-- it ran counts as running too until its run has ended, and then for some seconds also as what that
+-- made of it.
 -- pages: 60 + 4 a running job
 create function forebay.subject_counts(only_queue text default null) returns table (queue text, state text, subjects bigint)
 language sql stable security definer
