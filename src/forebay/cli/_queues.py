@@ -18,6 +18,7 @@ from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from forebay.model.limits import Limits, QueueLimits
+    from forebay.ops.overview import QueueOverview
 
 commands = Commands()
 
@@ -53,21 +54,19 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     # 80 columns are enough for one group that is not paused.
     has_groups = any(line.group != "default" for line in found)
     has_paused = any(line.paused_at for line in found)
-    needed = 100 + 20 * has_groups + 20 * has_paused
+    has_notes = has_paused and out.width >= 100 + 20 * has_groups
+    needed = 100 + 20 * has_groups + 20 * has_notes
     totals = ("done", "failed") if out.width >= needed else ()
     # Most of the time there are none, and 80 columns are full.
     passed = ("cancelled",) if any(line.cancelled for line in found) else ()
     numbers = ("scheduled", "ready", *passed, "claimed", "running", "retrying", *totals, "dead")
     rows = table(
         *("queue", "prio", *(["group"] if has_groups else []), *numbers, "last claim"),
-        *([""] if has_paused else []),
+        *([""] if has_notes else []),
         right=("prio", *numbers),
         loose=("queue", "group"),
     )
     for line in found:
-        paused = f"paused {ago(line.paused_at)}" if line.paused_at else ""
-        if line.resume_at:
-            paused += f", ends {ago(line.resume_at)}"
         rows.add_row(
             line.queue,
             str(line.priority),
@@ -81,9 +80,12 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
             *(_number(getattr(line, name), "dim") for name in totals),
             _number(line.dead, "red"),
             ago(line.claimed_at),
-            *([Text(paused, style="bold yellow")] if has_paused else []),
+            *([Text(_pause(line), style="bold yellow")] if has_notes else []),
         )
     out.print(rows)
+    if not has_notes:
+        for name, pause in {_named(line): _pause(line) for line in found if line.paused_at}.items():
+            out.print(Text.assemble((name, "bold"), " ", (pause, "bold yellow")), soft_wrap=True)
     if passed:
         out.print("cancelled: they were ready, never start, and no worker has passed them yet.")
 
@@ -332,6 +334,16 @@ def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:
         console().print(f"queue {queue} {verb}")
     else:
         console().print(f"queue {queue} was already {verb}")
+
+
+def _pause(line: QueueOverview) -> str:
+    ends = f", ends {ago(line.resume_at)}" if line.resume_at else ""
+    return f"paused {ago(line.paused_at)}{ends}" if line.paused_at else ""
+
+
+def _named(line: QueueOverview) -> str:
+    """Return the queue, and the group where it has a name."""
+    return line.queue if line.group == "default" else f"{line.queue}, group {line.group}"
 
 
 def _number(value: int, style: str) -> Text:
