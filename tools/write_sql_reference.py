@@ -217,7 +217,9 @@ def block(lines: list[str]) -> str:
             rows.append(re.split(r"\s{2,}", line.strip(), maxsplit=1))
         else:
             rows[-1] = [rows[-1][0], " ".join([*rows[-1][1:], line.strip()])]
-    head = f"| {label[1].lower().removesuffix('s')} | meaning |\n|---|---|"
+    # The plural of status is statuses.
+    one = re.sub(r"(?<=us)es$|s$", "", label[1].lower())
+    head = f"| {one} | meaning |\n|---|---|"
     return "\n".join([head, *(f"| {names(row[0])} | {cell(row[1])} |" for row in rows)])
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from forebay.cli import run
-from forebay_bench import SCENARIOS, Report, Table
+from forebay_bench import SCENARIOS, Report, Table, _command
 from forebay_bench._report import Bar
 from tests.support.waiting import wait_for
 
@@ -233,3 +233,15 @@ def test_ended_by_a_signal_it_takes_its_processes_with_it(tmp_path):
             bench.terminate()
         assert bench.wait(60) == 128 + signal.SIGTERM
         wait_for(lambda: not any(runs(pid) for pid in started), 20)
+
+
+def test_a_wide_table_of_few_rows_is_turned_in_a_narrow_terminal(monkeypatch):
+    """No number and no name of an engine is cut into pieces; a table that fits stays as it is."""
+    columns = ["", *(f"measure {number}" for number in range(10))]
+    rows = [("usual jobs table", *["12,345"] * 10), ("Forebay", *["1,234"] * 10)]
+    wide = Table(columns, rows, title="mix: plain", right=columns[1:])
+    turned = _command._fitted(wide, 80)
+    assert turned.columns == ("", "usual jobs table", "Forebay")
+    assert turned.rows[0] == ("measure 0", "12,345", "1,234")
+    assert turned.right == ("usual jobs table", "Forebay")
+    assert _command._fitted(wide, 200) is wide

@@ -346,11 +346,32 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     assert forebay("queues", "resume", "mail", "--json").json == {"queue": "mail", "resumed": 1}
 
 
-def test_a_pause_with_an_end(forebay, conn):
-    """The list names the end; the end is a time or a duration, not both, and not in the past."""
+def test_a_long_name_takes_the_place_of_columns_of_zeros(forebay, conn, monkeypatch):
+    """In eighty columns the name of a queue stays in one line, and what is not zero is shown."""
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "notifications_of_europe"
+    conn.execute("select forebay.enqueue('work', '{}', queue => %s, delay => '1 hour')", [name])
+    heading, line = forebay("queues", "list").out.splitlines()
+    assert " ".join(heading.split()) == "queue prio scheduled ready dead last claim"
+    assert line.split() == [name, "100", "1", "0", "0", "-"]
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "retrying" in forebay("queues", "list").out
+
+
+def test_a_pause_with_an_end(forebay, conn, monkeypatch):
+    """
+    The list names the end, in eighty columns below the numbers; the end is a time or a duration,
+    not both, and not in the past.
+    """
     conn.execute("select forebay.enqueue('work', '{}', queue => 'mail')")
     assert forebay("queues", "pause", "mail", "--for", "2h").out == "queue mail paused for 2h\n"
     assert "ends in 2 h" in " ".join(forebay("queues", "list").out.split())
+    monkeypatch.setenv("COLUMNS", "80")
+    heading, *_, last = forebay("queues", "list").out.splitlines()
+    titles = "queue prio scheduled ready claimed running retrying dead last claim"
+    assert " ".join(heading.split()) == titles
+    assert last.startswith("mail paused ")
+    assert last.endswith(", ends in 2 h")
     line = forebay("queues", "list", "--json").json[0]
     assert line["paused_at"] < line["resume_at"]
     assert forebay("groups", "list", "--json").json[0]["resume_at"] == line["resume_at"]

@@ -64,6 +64,15 @@ def test_a_retry_policy_is_shown_with_its_total(forebay, policy, total):
     assert total in forebay("endpoints", "show", "shop").out
 
 
+def test_a_policy_is_shown_in_the_order_in_which_it_is_read(forebay, monkeypatch):
+    """The number and the kind first, whatever the order in the database."""
+    monkeypatch.setenv("COLUMNS", "120")
+    growth = '"max_delay": 300, "increment": 30, "base_delay": 10, "backoff": "linear"'
+    forebay(*NEW, "--retry", f'{{{growth}, "max_retries": 2}}')
+    words = "max retries 2, backoff linear, base delay 10, increment 30, max delay 300"
+    assert words in " ".join(forebay("endpoints", "show", "shop").out.split())
+
+
 def test_what_is_refused_names_the_option(forebay):
     """Wrong use has exit code 2, an endpoint that does not exist or exists already 1."""
     forebay(*NEW)

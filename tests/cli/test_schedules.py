@@ -42,7 +42,7 @@ def test_the_life_of_a_schedule(forebay, conn):
     assert forebay("schedules", "drop", "often").out == "schedule often: does not exist\n"
 
 
-def test_a_preview_shows_instants_in_the_interval(forebay, nightly):
+def test_a_preview_shows_instants_in_the_interval(forebay, nightly, monkeypatch):
     place = ("--from", "2030-03-30T00:00:00Z", "--to", "2030-04-01T00:00:00Z")
     found = forebay("schedules", "preview", "nightly", *place, "--json").json
     assert [each["scheduled_for"][:16] for each in found] == [
@@ -51,6 +51,10 @@ def test_a_preview_shows_instants_in_the_interval(forebay, nightly):
     ]
     assert forebay("schedules", "preview", "nightly", *place).out.count("2030-03-3") >= 2
     assert forebay("schedules", "preview", "nightly").out.count(":00") >= 20
+    monkeypatch.setenv("COLUMNS", "80")
+    for line in forebay("schedules", "preview", "nightly").out.splitlines()[1:]:
+        assert len(line) <= 80
+        assert line.count("+") + line.count("-0") >= 2, line  # Both times are whole.
 
 
 def test_a_backfill_begins_with_a_dry_run(forebay, nightly, conn):

@@ -45,10 +45,13 @@ def test_what_cannot_be_set_is_refused(command, database, arguments, problem):
 
 
 def test_the_list_fits_a_terminal_of_eighty_columns(command, database, conn, monkeypatch):
-    """No line is longer, whoever has set something long ago."""
+    """No line is longer, whoever has set something long ago, and a policy is not JSON in pieces."""
     monkeypatch.setenv("COLUMNS", "80")
+    policy = '{"max_retries": 3, "backoff": "fixed", "base_delay": 60}'
+    assert command("settings", "set", "endpoint_retry", policy, "--dsn", database).code == 0
     conn.execute(
         "update forebay.setting set set_at = now() - interval '41.3 days', actor = 'ann.lindqvist'"
     )
     out = command("settings", "list", "--dsn", database).out
     assert max(map(len, out.splitlines())) <= 80
+    assert "4 tries over 3 min" in out

@@ -29,6 +29,19 @@ def crawl(forebay, conn):
     )
 
 
+def test_the_history_of_a_subject_fits_eighty_columns(forebay, monkeypatch):
+    """No cell ends in the middle of a time."""
+    push = ("subjects", "push", "crawl", "a.org", '{"url": "x"}', "--queue", "q", "--delay", "1h")
+    assert forebay(*push).code == 0
+    assert forebay("subjects", "kill", "q", "a.org", "--reason", "no such site").code == 0
+    monkeypatch.setenv("COLUMNS", "80")
+    for arguments in (("trace", "a.org"), ("history", "q", "a.org")):
+        lines = forebay("subjects", *arguments).out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert all(line.startswith("now ") or " ago " in line for line in lines[1:])
+        assert any("killed" in line for line in lines)
+
+
 @pytest.mark.slow
 def test_the_life_of_a_subject(forebay, conn):
     assert forebay("subjects", "list", "q").out == "No subjects.\n"

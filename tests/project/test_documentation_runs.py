@@ -53,8 +53,10 @@ NOT_RUN = [block for file in FILES for block in read_blocks(file) if block.direc
 
 @pytest.fixture(scope="module")
 def database(server, template):
-    """One database for all pages and examples: a reader has one."""
+    """One database for all pages and examples: a reader has one, which knows no host of tests."""
     with migrated_database(server, template) as dsn:
+        with psycopg.connect(dsn) as conn:
+            conn.execute("delete from forebay.endpoint_host")
         yield dsn
 
 

@@ -111,6 +111,7 @@ def test_a_queue_is_known_to_be_long_since_the_oldest_proof_of_it():
             ("for 12 min"),
             "20 jobs are due",
         ),
+        ({"due": 1}, "for 12 min", "1 job is due: does a worker"),
         ({"due": 0}, "for 12 min", "forebay mirror heartbeat MODULE:APP pages"),
         ({"completed": 3}, "3 jobs were completed within 10 min, fewer than 5", "20 jobs are due"),
         ({"completed_at": None}, "no job has been completed yet", "20 jobs are due"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from forebay.cli.exit import ExitCode, ended_in_order
 from forebay.cli.options import Json, argument, option
 from forebay.cli.output import facts_table, print_json, table
-from forebay.cli.text import Text, console
+from forebay.cli.text import Text, cell_len, console
 from forebay.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forebay.cli.text import Console as Out
-    from forebay_bench import Report
+    from forebay_bench import Report, Table
+
+_TURNED_MAX: Final = 5  # rows of a table that may become columns
 
 
 def bench(
@@ -173,9 +176,10 @@ def _draw(report: Report, plot: Path) -> None:
 
 
 def _show(out: Out, report: Report, facts: dict[str, Any]) -> None:
-    for found in report.tables:
-        if found.title:
-            out.print(Text(found.title, style="bold"))
+    for each in report.tables:
+        if each.title:
+            out.print(Text(each.title, style="bold"))
+        found = _fitted(each, out.width)
         # Headings wrap, so that many columns fit a terminal.
         shown_table = table(*found.columns, right=tuple(found.right), loose=tuple(found.columns))
         for row in found.rows:
@@ -204,6 +208,19 @@ def _show(out: Out, report: Report, facts: dict[str, Any]) -> None:
             style="dim",
         )
     )
+
+
+def _fitted(found: Table, width: int) -> Table:
+    """Return a table, or its rows as columns if its cells need more than the width."""
+    needed = 2 * (len(found.columns) - 1) + sum(
+        max(map(cell_len, (*column, *heading.split())), default=0)
+        for heading, *column in zip(found.columns, *found.rows, strict=True)
+    )
+    if needed <= width or found.columns[0] or len(found.rows) > _TURNED_MAX:
+        return found
+    names, *rows = zip(found.columns, *found.rows, strict=True)
+    rows = [(name.strip(), *cells) for name, *cells in rows]
+    return replace(found, columns=names, rows=rows, right=names[1:])
 
 
 def _bar_line(bar: Any) -> Text:

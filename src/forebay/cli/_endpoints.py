@@ -35,6 +35,7 @@ _POLL_SECONDS: Final = 0.2
 _BREAKER_STYLES: Final = {"closed": "green", "half-open": "yellow", "open": "red"}
 
 #: What removes a limit.
+_POLICY_WORDS: Final = ("max_retries", "backoff", "base_delay", "increment", "max_delay", "jitter")
 _NONE: Final = "none"
 
 Name = Annotated[str, argument("ENDPOINT", "The endpoint.")]
@@ -506,7 +507,9 @@ def _retry_text(retry: Any) -> str:
 
     if isinstance(retry, dict):
         found = as_retries(retry)
-        words = [f"{name.replace('_', ' ')} {_word(value)}" for name, value in retry.items()]
+        order = {name: place for place, name in enumerate(_POLICY_WORDS)}
+        policy = sorted(retry.items(), key=lambda item: order.get(item[0], len(order)))
+        words = [f"{name.replace('_', ' ')} {_word(value)}" for name, value in policy]
         return f"{found}; {', '.join(words)}"
 
     if isinstance(retry, str):

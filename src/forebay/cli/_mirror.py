@@ -281,7 +281,8 @@ def _completed(found: MirrorStatus) -> str:
     rate = facts.completed / seconds * 60
     last = f"; last {ago(facts.completed_at)}" if facts.completed_at is not None else ""
     within = human_duration(seconds)
-    return f"{counted(facts.completed, 'job')} within {within}, {rate:,.3g} per minute{last}"
+    jobs = counted(facts.completed, "job")
+    return f"{jobs} within {within}, {rate:,.3g} per minute{last}; bulk jobs are left out"
 
 
 def _last_audit(audits: list[AuditRecord]) -> Text:

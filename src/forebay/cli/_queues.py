@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
@@ -18,6 +18,7 @@ from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from forebay.model.limits import Limits, QueueLimits
+    from forebay.ops.overview import QueueOverview
 
 commands = Commands()
 
@@ -29,13 +30,29 @@ commands.add("redact")(_queue_ends.redact)
 
 Name = Annotated[str, argument("QUEUE", "The queue.")]
 
+#: The numbers of the list, with their colours.
+_NUMBERS: Final = {
+    "scheduled": "yellow",
+    "ready": "blue",
+    "cancelled": "dim",
+    "claimed": "cyan",
+    "running": "cyan",
+    "retrying": "red",
+    "done": "dim",
+    "failed": "dim",
+    "dead": "red",
+}
+_WIDE: Final = 100  # columns, for all numbers
+_NAME: Final = 9  # characters of a queue that 80 columns have beside the numbers
+
 
 @commands.add("list")
 def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Count waiting and running jobs by queue, priority and consumer group.
 
     The numbers are exact, and the command visits no job that just waits or has ended. A terminal of
-    100 columns, or 120 with groups, also has the numbers of jobs done and of failed attempts.
+    100 columns, or 120 with groups, also has the numbers of jobs done and of failed attempts. A
+    narrower one leaves out columns of zeros if the name of a queue needs the place.
     Cancelled jobs are not ready; those that no worker has passed yet have their own column.
     forebay stats has them by kind and tag.
     """
@@ -50,41 +67,29 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     if not found:
         out.print("No queues.", style="dim")
         return
-    # 80 columns are enough for one group that is not paused.
     has_groups = any(line.group != "default" for line in found)
-    has_paused = any(line.paused_at for line in found)
-    needed = 100 + 20 * has_groups + 20 * has_paused
-    totals = ("done", "failed") if out.width >= needed else ()
-    # Most of the time there are none, and 80 columns are full.
-    passed = ("cancelled",) if any(line.cancelled for line in found) else ()
-    numbers = ("scheduled", "ready", *passed, "claimed", "running", "retrying", *totals, "dead")
+    has_notes = any(line.paused_at for line in found) and out.width >= 100 + 20 * has_groups
+    numbers = _columns(found, out.width - 20 * has_groups - 20 * has_notes)
     rows = table(
         *("queue", "prio", *(["group"] if has_groups else []), *numbers, "last claim"),
-        *([""] if has_paused else []),
+        *([""] if has_notes else []),
         right=("prio", *numbers),
         loose=("queue", "group"),
     )
     for line in found:
-        paused = f"paused {ago(line.paused_at)}" if line.paused_at else ""
-        if line.resume_at:
-            paused += f", ends {ago(line.resume_at)}"
         rows.add_row(
             line.queue,
             str(line.priority),
             *([line.group] if has_groups else []),
-            _number(line.scheduled, "yellow"),
-            _number(line.ready, "blue"),
-            *(_number(getattr(line, name), "dim") for name in passed),
-            _number(line.claimed, "cyan"),
-            _number(line.running, "cyan"),
-            _number(line.retrying, "red"),
-            *(_number(getattr(line, name), "dim") for name in totals),
-            _number(line.dead, "red"),
+            *(_number(getattr(line, name), _NUMBERS[name]) for name in numbers),
             ago(line.claimed_at),
-            *([Text(paused, style="bold yellow")] if has_paused else []),
+            *([Text(_pause(line), style="bold yellow")] if has_notes else []),
         )
     out.print(rows)
-    if passed:
+    if not has_notes:
+        for name, pause in {_named(line): _pause(line) for line in found if line.paused_at}.items():
+            out.print(Text.assemble((name, "bold"), " ", (pause, "bold yellow")), soft_wrap=True)
+    if "cancelled" in numbers:
         out.print("cancelled: they were ready, never start, and no worker has passed them yet.")
 
 
@@ -332,6 +337,27 @@ def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:
         console().print(f"queue {queue} {verb}")
     else:
         console().print(f"queue {queue} was already {verb}")
+
+
+def _columns(found: list[QueueOverview], width: int) -> list[str]:
+    """Return the numbers that the list shows in a terminal of a width."""
+    empty = {name for name in _NUMBERS if not any(getattr(line, name) for line in found)}
+    left_out = {"cancelled"} & empty
+    if width < _WIDE:
+        left_out |= {"done", "failed"}
+    if width < _WIDE and max(len(line.queue) for line in found) > _NAME:
+        left_out |= empty - {"ready", "dead"}
+    return [name for name in _NUMBERS if name not in left_out]
+
+
+def _pause(line: QueueOverview) -> str:
+    ends = f", ends {ago(line.resume_at)}" if line.resume_at else ""
+    return f"paused {ago(line.paused_at)}{ends}" if line.paused_at else ""
+
+
+def _named(line: QueueOverview) -> str:
+    """Return the queue, and the group where it has a name."""
+    return line.queue if line.group == "default" else f"{line.queue}, group {line.group}"
 
 
 def _number(value: int, style: str) -> Text:

@@ -11,7 +11,7 @@ from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._patience import patience
 from forebay.cli.options import Dsn, How, Json, duration, instant, instant_or_age, json_object
-from forebay.cli.output import ago, facts_table, moment, one_line, print_json, table
+from forebay.cli.output import WIDE, ago, clock, facts_table, moment, one_line, print_json, table
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.schedules import ScheduleDifference
@@ -183,15 +183,17 @@ def history(
     rows = table(
         "instant", "number", "status", "job", "reason", right=("number",), loose=("reason",)
     )
+    out = console()
+    at = moment if out.width >= WIDE else clock
     for each in found:
         reason = each.reason or "-"
         if each.instants > 1:
             reason = f"{each.instants:,} instants, {reason}"
         job = "-" if each.job_id is None else str(each.job_id)
         rows.add_row(
-            moment(each.scheduled_for), f"{each.occurrence:,}", each.status, job, one_line(reason)
+            at(each.scheduled_for), f"{each.occurrence:,}", each.status, job, one_line(reason)
         )
-    console().print(rows if found else Text("No decisions.", style="dim"))
+    out.print(rows if found else Text("No decisions.", style="dim"))
 
 
 @commands.add("preview")
@@ -212,9 +214,11 @@ def preview(
         print_json(found)
         return
     rows = table("instant", "job starts", "decided")
+    out = console()
+    at = moment if out.width >= WIDE else clock
     for each in found:
-        rows.add_row(moment(each.scheduled_for), moment(each.starts_at), each.status or "-")
-    console().print(rows if found else Text("No instants.", style="dim"))
+        rows.add_row(at(each.scheduled_for), at(each.starts_at), each.status or "-")
+    out.print(rows if found else Text("No instants.", style="dim"))
 
 
 @commands.add("backfill")

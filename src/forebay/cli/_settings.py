@@ -37,7 +37,7 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
         is_set = each.set_at is not None
         rows.add_row(
             Text(each.name, style="bold" if is_set else "default"),
-            Text(_shown(each.value), "cyan" if is_set else "dim"),
+            Text(_short(each.value), "cyan" if is_set else "dim"),
             Text(each.unit or "", "dim"),
             f"{ago(each.set_at)} by {each.set_by}" if is_set else "",
         )
@@ -114,6 +114,15 @@ def _setting(dsn: str | None, name: str) -> DatabaseSetting:
 
 def _with_unit(each: DatabaseSetting, value: Any) -> str:
     return _shown(value) + (f" {each.unit}" if each.unit and value is not None else "")
+
+
+def _short(value: Any) -> str:
+    """Return a value for a cell: retries with their sum, since their JSON fills the screen."""
+    if isinstance(value, list | dict):
+        from forebay.sending import as_retries
+
+        return str(as_retries(value))
+    return _shown(value)
 
 
 def _shown(value: Any) -> str:

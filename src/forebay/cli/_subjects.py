@@ -25,6 +25,7 @@ from forebay.cli._load import check_place
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, How, Json, Limit, duration, instant, json_object
 from forebay.cli.output import (
+    WIDE,
     ago,
     compact,
     facts_table,
@@ -263,17 +264,19 @@ def history(
     rows = table(
         "at", "what", "due", "iterations", "job", "reason", right=("iterations",), loose=("reason",)
     )
+    out = console()
+    at = moment if out.width >= WIDE else ago
     for each in found:
         job = "-" if each.job_id is None else str(each.job_id)
         rows.add_row(
-            moment(each.at),
+            at(each.at),
             each.what,
             ago(each.due_at),
             f"{each.iterations:,}",
             job,
             one_line(each.reason or "-"),
         )
-    console().print(rows)
+    out.print(rows)
 
 
 @commands.add("trace")
@@ -290,9 +293,11 @@ def trace(
         print_json(found)
         return
     rows = table("at", "queue", "job", "kind", "what", "attempt", "error", loose=("error",))
+    out = console()
+    at = moment if out.width >= WIDE else ago
     for each in found:
         rows.add_row(
-            ago(each.at),
+            at(each.at),
             each.queue,
             "-" if each.job_id is None else str(each.job_id),
             each.kind or "-",
@@ -300,7 +305,7 @@ def trace(
             "-" if each.attempt is None else str(each.attempt),
             Text((each.error or "-").partition("\n")[0]),  # whole: it is what one looks for
         )
-    console().print(rows if found else Text("Nothing.", style="dim"))
+    out.print(rows if found else Text("Nothing.", style="dim"))
 
 
 @commands.add("drop")

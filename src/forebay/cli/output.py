@@ -15,6 +15,9 @@ from forebay.policy.retry import human_duration
 if TYPE_CHECKING:
     from forebay.model.status import DeadLetter, Failure, JobStatus
 
+#: Columns of a terminal where lists show an instant with its distance from now.
+WIDE: Final = 120
+
 STATE_STYLES: Final = {
     "scheduled": "yellow",
     "ready": "blue",
@@ -85,9 +88,12 @@ def ago(instant: datetime | None) -> str:
 
 def moment(instant: datetime | None) -> str:
     """Return an instant in local time and its distance from now; ``-`` for None."""
-    if instant is None:
-        return "-"
-    return f"{instant.astimezone().isoformat(sep=' ', timespec='seconds')}  ({ago(instant)})"
+    return "-" if instant is None else f"{clock(instant)}  ({ago(instant)})"
+
+
+def clock(instant: datetime | None) -> str:
+    """Return an instant in local time, with its offset; ``-`` for None."""
+    return "-" if instant is None else instant.astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def json_text(value: object) -> Text:

@@ -53,8 +53,8 @@ class WorkerSettings:
     poll_seconds: float = setting(
         0.05,
         (
-            "interval between polls of the one idle worker that polls; while producers notify "
-            "up to twenty times longer, and no more than 5 s"
+            "interval between polls of the one idle worker that polls; up to twenty times longer, "
+            "and at most 5 s, while producers notify"
         ),
     )
     lease_seconds: float = setting(
@@ -62,7 +62,7 @@ class WorkerSettings:
     )
     lease_margin_seconds: float = setting(
         5.0,
-        "a worker that cannot renew its lease stops its handlers this time before the lease ends",
+        "how long before the end of a lease that it cannot renew a worker stops its handlers",
     )
     suspect_seconds: float = setting(
         5.0, "time that a worker with a lost connection has to reconnect"

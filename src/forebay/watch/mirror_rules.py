@@ -115,7 +115,8 @@ def _why_so_few(name: str, queue: str, facts: MirrorFacts) -> str:
     if refused is not None:
         return f"A store is unreachable: {refused.why or 'no reason was given'}."
     if facts.due:
-        return f"{facts.due:,} jobs are due: does a worker serve queue {queue}?"
+        are_due = f"{counted(facts.due, 'job')} {'is' if facts.due == 1 else 'are'} due"
+        return f"{are_due}: does a worker serve queue {queue}?"
     return (
         "No job is due: check that jobs are enqueued. If the source may be unchanged for "
         "that long, run"

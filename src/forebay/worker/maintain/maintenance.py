@@ -581,5 +581,8 @@ def _pause_visitor(duty: Duty, began_at: float, found: int, least: float, most: 
 def _log_alert(change: AlertChange) -> None:
     alert = change.alert
     place = f" {alert.place}" if alert.place else ""
-    level = logging.WARNING if change.act == "fired" else logging.INFO
-    log.log(level, "alert %s%s %s: %s", alert.code, place, change.act, alert.problem)
+    # The problem of an alert that cleared is the one before.
+    level, words = (
+        (logging.WARNING, "fired:") if change.act == "fired" else (logging.INFO, "cleared; it was:")
+    )
+    log.log(level, "alert %s%s %s %s", alert.code, place, words, alert.problem)
