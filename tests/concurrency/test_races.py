@@ -787,6 +787,52 @@ def test_claim_and_move_breaks_without_the_lock_of_the_lane(stage):
         claim_and_move(stage)
 
 
+def cancel_with_one_token(stage: Stage) -> None:
+    def setup():
+        context = stage.new_queue()
+        for _ in range(3):
+            enqueue(stage.conn, queue=context.queue)
+        context.filter = json.dumps({"queue": context.queue})
+        context.token = one(
+            stage.conn,
+            "select distinct token from forebay.plan_change('cancel', %s::jsonb)",
+            context.filter,
+        )
+        return context
+
+    def cancel(conn, context):
+        rows = conn.execute(
+            "select jobs from forebay.change_jobs('cancel', %s, token => %s)",
+            [context.filter, context.token],
+        ).fetchall()
+        return sum(jobs for (jobs,) in rows)
+
+    def check(context, outcome):
+        counted = one(
+            stage.conn,
+            "select sum(count) from forebay.event where act = 'jobs.cancel' and queue = %s",
+            context.queue,
+        )
+        assert counted == 3
+
+    people = {name: [("cancel", in_block(cancel)), COMMIT] for name in ("ada", "ben")}
+    stage.race(people, setup, check)
+
+
+def test_two_people_cancel_with_one_token(stage):
+    """Each job has one answer, and the event log counts it once, in every order."""
+    cancel_with_one_token(stage)
+
+
+def test_two_people_cancel_twice_without_the_lock(stage):
+    break_function(
+        stage.dsn, "change_jobs",
+        ("lock table only forebay.lock_cancellation in share update exclusive mode;", "null;"),
+    )  # fmt: skip
+    with violation():
+        cancel_with_one_token(stage)
+
+
 def promote_and_move(stage: Stage) -> None:
     def setup():
         context = stage.new_queue()

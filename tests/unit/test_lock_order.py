@@ -47,6 +47,7 @@ BRANCHES = {
     ("lane", "lock_polls"): "as above",
     ("lock_sweep", "queue_group"): "dropping a queue cancels, which takes no lock; it moves no job",
     ("lock_promotion", "queue_group"): "dropping a queue cancels, as above",
+    ("lock_cancellation", "queue_group"): "dropping a queue cancels without a token",
     (
         "lane",
         "queue_group",

@@ -35,13 +35,13 @@ class Plan(NamedTuple):
     Attributes:
         text: in a sentence.
         facts: names and values.
-        count: how many jobs or dead letters; None: it concerns one thing.
+        jobs: how many jobs or dead letters; None: it concerns one thing.
         token: allows exactly what was counted; empty if there is none.
     """
 
     text: str
     facts: list[tuple[str, Any]]
-    count: int | None = None
+    jobs: int | None = None
     token: str = ""
 
 

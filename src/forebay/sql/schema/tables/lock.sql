@@ -10,7 +10,7 @@ declare
 begin
     for v_name in
         select 'lock_' || n from unnest(array[
-            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'successor', 'mirror_sample', 'routing', 'archive', 'migration', 'counters', 'alert', 'settings', 'polls']) n
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'successor', 'mirror_sample', 'routing', 'archive', 'migration', 'counters', 'alert', 'settings', 'polls', 'cancellation']) n
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all

@@ -32,7 +32,8 @@
 --   except for `cancel`, `purge` and `truncate` JQ012 not called alone, JQ030
 --   foreign cluster.
 -- Transaction: the caller's for `cancel`, `purge` and `truncate`; alone for the others.
--- Locks: for `retry`, `reschedule` and `reprioritise` the promotion lock, or those of the sweep and
+-- Locks: with a token, for `cancel`, `purge` and `truncate` the cancellation lock, until the
+--   transaction ends; for `retry`, `reschedule` and `reprioritise` the promotion lock, or those of the sweep and
 --   of the lanes that jobs leave.
 -- See: docs/howto/many-jobs.md, docs/design/change.md
 --
@@ -75,6 +76,10 @@ begin
         perform forebay._require_same_cluster();
     end if;
     if change_jobs.token is not null then
+        if v_cancels then
+            -- Two people with one token take turns, so that each job has one answer and the event log counts it once.
+            lock table only forebay.lock_cancellation in share update exclusive mode;
+        end if;
         v_options := v_options || forebay._seen_by_change(change_jobs.token, change_jobs.act, v_filter, v_given);
     elsif v_act = 'truncate' then
         v_options := jsonb_build_object('own', true, 'snapshot', coalesce(
