@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forebay import App
-from tools.code_blocks import read_blocks
 from tests.support.fix_worker import run_until_idle
+from tools.code_blocks import read_blocks
 
 pytestmark = pytest.mark.anyio
 
