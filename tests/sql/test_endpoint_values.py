@@ -61,6 +61,10 @@ WRONG = [
     ("concurrency", {"concurrency": 1.5}, "a whole number"),
     ("response_bytes_max", {"response_bytes_max": 0}, "from 1 to 1000000"),
     ("show_response", {"show_response": "yes"}, "true or false"),
+    ("url_suffixes", {"url_suffixes": 1}, "true or false"),
+    ("url_suffixes", {"url_suffixes": True, "batch": "array"}, "no meaning for arrays"),
+    ("timeout_max", {"timeout_max": 301}, "from 0.1 to 300"),
+    ("timeout_max", {"timeout_max": 5, "batch": "array"}, "no meaning for arrays"),
     ("headers", {"headers": ["a"]}, "not an object of texts"),
     ("headers", {"headers": {"a": 1}}, "not an object of texts"),
     ("headers", {"headers": {"a b": "c"}}, "HTTP does not allow"),
@@ -91,6 +95,7 @@ def test_a_wrong_value_is_named_with_a_hint_and_nothing_is_saved(conn, field, co
     {}, {"url": "HTTP://A.example.:8080/x?y=@z"}, {"url": "https://1.1.1.1/"},
     {"url": "https://[2606:4700::1111]:8443/"}, {"timeout": 0.1, "connect_timeout": 60},
     {"cloudevents": "structured", "source": "/shop", "batch": "array"},
+    {"url_suffixes": True, "timeout_max": 300}, {"url_suffixes": False, "batch": "array"},
     {"method": "GET"}, {"headers": {"X-Key": "env:KEY"}, "show_response": True},
 ])  # fmt: skip
 def test_what_the_class_of_the_sink_takes_is_taken(conn, config):

@@ -67,10 +67,9 @@ class SessionClosed(Exception):  # noqa: N818 - says what happened
 
 
 class Session:
-    """Connections to an endpoint.
+    """Connections to the place of an endpoint.
 
     Args:
-        endpoint: where to.
         method: of HTTP.
         destinations: which addresses may be called.
         tls: for https; None for the usual checks.
@@ -78,13 +77,11 @@ class Session:
             itself: it must guard addresses.
         connections: the most connections.
         connect_seconds: how long the look-up, the connection and the TLS handshake may take.
-        total_seconds: how long a request and its answer may take.
         body_bytes_max: how much of an answer is read.
     """
 
     def __init__(
         self,
-        endpoint: Endpoint,
         *,
         method: str,
         destinations: Destinations,
@@ -92,18 +89,14 @@ class Session:
         proxy: str | None,
         connections: int,
         connect_seconds: float,
-        total_seconds: float,
         body_bytes_max: int,
     ) -> None:
-        self._endpoint = endpoint
         self._method = method
         self._destinations = destinations
         self._proxy = proxy
         self._connect_seconds = connect_seconds
-        self._total_seconds = total_seconds
         self._body_bytes_max = body_bytes_max
         self._is_closed = False
-        self._url = yarl.URL(_address(endpoint), encoded=True)
         self._client = aiohttp.ClientSession(
             connector=_GuardedConnector(
                 None if proxy else destinations,
@@ -111,7 +104,6 @@ class Session:
                 limit=connections,
                 keepalive_timeout=_IDLE_SECONDS,
             ),
-            timeout=aiohttp.ClientTimeout(total=total_seconds, connect=connect_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             read_bufsize=16_384,
@@ -123,8 +115,16 @@ class Session:
         self._is_closed = True
         await self._client.close()
 
-    async def send(self, headers: Mapping[str, str], body: bytes) -> Response:
+    async def send(
+        self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes, total_seconds: float
+    ) -> Response:
         """Send a request and return the answer, whatever its status.
+
+        Args:
+            endpoint: where to.
+            headers: with lower-case names.
+            body: what is sent.
+            total_seconds: how long the request and its answer may take.
 
         Raises:
             BlockedAddress: the endpoint may not be called; nothing was sent.
@@ -133,17 +133,18 @@ class Session:
         """
         if self._is_closed:
             raise SessionClosed
-        self._destinations.check_endpoint(self._endpoint)
+        self._destinations.check_endpoint(endpoint)
         _answering.set(None)
         try:
             async with self._client.request(
                 self._method,
-                self._url,
+                yarl.URL(_address(endpoint), encoded=True),
                 data=_payload(body),
                 headers={"accept-encoding": "identity", "user-agent": "forebay", **headers},
                 skip_auto_headers=("content-type",),
                 allow_redirects=False,
                 proxy=self._proxy,
+                timeout=aiohttp.ClientTimeout(total=total_seconds, connect=self._connect_seconds),
             ) as answer:
                 return Response(
                     answer.status, answer.headers.get("Retry-After"), await self._body(answer)
@@ -158,7 +159,7 @@ class Session:
                 accepting = None if handler is None else _ACCEPTING.match(handler.head)
                 if accepting is not None:
                     return Response(int(accepting[1]), None, b"")
-            raise NoAnswer(self._reason(error)) from None
+            raise NoAnswer(self._reason(error, total_seconds)) from None
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
         """Read the body, up to the limit.
@@ -172,12 +173,12 @@ class Session:
                 break
         return bytes(body)
 
-    def _reason(self, error: Exception) -> str:
+    def _reason(self, error: Exception, total_seconds: float) -> str:
         match error:
             case aiohttp.ConnectionTimeoutError():
                 return f"no connection within {self._connect_seconds:g} s"
             case TimeoutError():
-                return f"no complete answer within {self._total_seconds:g} s"
+                return f"no complete answer within {total_seconds:g} s"
             case aiohttp.ClientConnectorDNSError():
                 return "the name cannot be resolved"
             case aiohttp.ClientConnectorCertificateError():

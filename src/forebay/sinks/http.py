@@ -28,7 +28,13 @@ from forebay.sinks._contract import (
     Sink,
     TryLater,
 )
-from forebay.sinks._destination import BlockedAddress, Destinations, Lookup, parse_endpoint
+from forebay.sinks._destination import (
+    BlockedAddress,
+    Destinations,
+    Endpoint,
+    Lookup,
+    parse_endpoint,
+)
 from forebay.sinks._http_request import (
     BODILESS,
     Format,
@@ -40,6 +46,7 @@ from forebay.sinks._http_request import (
 from forebay.sinks._retry_after import retry_after_seconds
 from forebay.sinks._secrets import Secret, checked_secret, is_reference, read_secret
 from forebay.sinks._signing import Signer, public_key
+from forebay.sinks._suffix import below, is_suffix
 from forebay.sinks._support import (
     checked_choice,
     checked_integer,
@@ -104,6 +111,10 @@ class Http(Sink):
         response_bytes_max: how many bytes of an answer are read, 1 to 1,000,000.
         show_response: whether the beginning of a refusing answer appears in the error of the job.
             The owner of an endpoint who sees errors can then read what the endpoint answers.
+        url_suffixes: whether a message of an endpoint may add a path to the address. It cannot
+            leave the place and the path of ``url``. Not for arrays.
+        timeout_max: the longest ``timeout`` that a message of an endpoint may have, 0.1 to 300
+            seconds; None: messages have none. Not for arrays.
         ca_file: a file with the only certificate authorities that are trusted; None: those of the
             operating system.
         proxy: the address of an HTTP proxy, or a reference to it if it has a password. The proxy
@@ -138,6 +149,8 @@ class Http(Sink):
         "timeout": FromRow.PLAIN,
         "response_bytes_max": FromRow.PLAIN,
         "show_response": FromRow.ANSWERS,
+        "url_suffixes": FromRow.PLAIN,
+        "timeout_max": FromRow.PLAIN,
     }
 
     def __init__(
@@ -156,6 +169,8 @@ class Http(Sink):
         timeout: float = 15.0,
         response_bytes_max: int = 4096,
         show_response: bool = False,
+        url_suffixes: bool = False,
+        timeout_max: float | None = None,
         ca_file: str | None = None,
         proxy: str | Secret | None = None,
         destinations: Destinations | Mapping[str, Any] | None = None,
@@ -180,18 +195,27 @@ class Http(Sink):
         self._bytes_max = checked_integer(
             self.type, "response_bytes_max", response_bytes_max, least=1, most=1_000_000
         )
-        if not isinstance(show_response, bool):
+        self._shows_response = _checked_boolean("show_response", show_response)
+        self._takes_suffixes = _checked_boolean("url_suffixes", url_suffixes)
+        self._seconds_max = (
+            None
+            if timeout_max is None
+            else checked_number(self.type, "timeout_max", timeout_max, least=0.1, most=300)
+        )
+        if self._is_array and (url_suffixes or timeout_max is not None):
+            field = "url_suffixes" if url_suffixes else "timeout_max"
             raise ConfigError(
-                "sink http: show_response", f"is {shown(show_response)}, not a boolean"
+                f"sink http: {field}",
+                "has no meaning for arrays: one request has many messages",
+                hint='Give batch "one".',
             )
-        self._shows_response = show_response
         self._ca_file = None if ca_file is None else checked_name(self.type, "ca_file", ca_file)
         self._proxy = None if proxy is None else _checked_proxy(proxy)
         if not self._is_array:
             # A call ends in time even if every request takes some seconds.
             self.messages_max = min(500, 5 * self._concurrency)  # type: ignore[misc]  # of this object
             self.is_single = True
-        self.call_seconds = _BEGIN_SECONDS + self._seconds + 5
+        self.call_seconds = _BEGIN_SECONDS + max(self._seconds, self._seconds_max or 0) + 5
         self._slots = asyncio.Semaphore(self._concurrency)
         self._session: Session | None = None
         self._format = Format()
@@ -227,14 +251,12 @@ class Http(Sink):
         if proxy is not None and not proxy.startswith(("http://", "https://")):
             raise self._unavailable("proxy: does not begin with http://")
         self._session = Session(
-            self._endpoint,
             method=self._method,
             destinations=self._destinations,
             tls=self._tls(),
             proxy=proxy,
             connections=self._concurrency,
             connect_seconds=self._connect_seconds,
-            total_seconds=self._seconds,
             body_bytes_max=self._bytes_max,
         )
 
@@ -257,12 +279,36 @@ class Http(Sink):
             sent = [tasks.create_task(self._send_one(one, begin_until)) for one in messages]
         return [task.result() for task in sent]
 
+    def refusal_of(self, message: Message) -> str | None:
+        """Return why a message with a suffix or a timeout is never sent; None: it is."""
+        if message.url_suffix is not None:
+            if not self._takes_suffixes:
+                return "the endpoint takes no url_suffix"
+            if not is_suffix(message.url_suffix):
+                return "its url_suffix is not a path that only goes down"
+        if message.timeout is not None:
+            if self._seconds_max is None:
+                return "the endpoint takes no timeout of a message"
+            if not 0.1 <= message.timeout <= 300:
+                return "its timeout is outside 0.1 to 300 s"
+        return None
+
     async def _send_one(self, message: Message, begin_until: float) -> Answer:
+        # Once more, for each caller: an address is never made of a suffix that was not checked.
+        refusal = self.refusal_of(message)
+        if refusal is not None:
+            return Rejected(refusal)
+        endpoint, seconds = self._endpoint, self._seconds
+        if message.url_suffix is not None:
+            endpoint = below(endpoint, message.url_suffix)
+        if message.timeout is not None:
+            # The setting may be lower than when the message was sent.
+            seconds = min(message.timeout, self._seconds_max or self._seconds)
         try:
             request = self._format.one(message)
         except UnsendableHeader as error:
             return Rejected(str(error))
-        answer, _ = await self._send_request(request, begin_until)
+        answer, _ = await self._send_request(request, begin_until, endpoint, seconds)
         return answer
 
     async def _send_array(self, messages: Sequence[Message], begin_until: float) -> list[Answer]:
@@ -272,7 +318,10 @@ class Http(Sink):
         """
         if not messages:
             return []
-        answer, status = await self._send_request(self._format.array(messages), begin_until)
+        request = self._format.array(messages)
+        answer, status = await self._send_request(
+            request, begin_until, self._endpoint, self._seconds
+        )
         if status in _OF_A_MESSAGE and len(messages) > 1:
             middle = len(messages) // 2
             return [
@@ -281,7 +330,9 @@ class Http(Sink):
             ]
         return [answer] * len(messages)
 
-    async def _send_request(self, request: Request, begin_until: float) -> tuple[Answer, int]:
+    async def _send_request(
+        self, request: Request, begin_until: float, endpoint: Endpoint, seconds: float
+    ) -> tuple[Answer, int]:
         """Return the answer, and the status or 0."""
         from forebay.sinks._http_client import NoAnswer, SessionClosed  # noqa: PLC0415 - an extra
 
@@ -300,7 +351,7 @@ class Http(Sink):
             if self._signer is not None:
                 now = int(time.time())
                 headers = {**headers, **self._signer.headers(request.id, now, request.body)}
-            response = await session.send(headers, request.body)
+            response = await session.send(endpoint, headers, request.body, seconds)
         except BlockedAddress as error:
             log.warning("sink http: %s is blocked: %s", self.place, error)
             return Refused(
@@ -388,6 +439,12 @@ class Http(Sink):
             return ssl.create_default_context(cafile=self._ca_file)
         except (OSError, ValueError) as error:
             raise self._unavailable(f"ca_file: {type(error).__name__}") from None
+
+
+def _checked_boolean(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"sink http: {field}", f"is {shown(value)}, not a boolean")
+    return value
 
 
 def _checked_destinations(value: Destinations | Mapping[str, Any] | None) -> Destinations:

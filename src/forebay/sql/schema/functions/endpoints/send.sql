@@ -9,6 +9,10 @@
 --   expires_at    as of forebay.enqueue(), as the others; the endpoint's `max_age`, if it has one,
 --                 bounds it
 --   ordering_key  messages of the endpoint with the same key are sent one at a time, in order
+--   url_suffix    a path below the address of the endpoint, such as `/orders/7`, if its setting
+--                 `url_suffixes` is true: at most 500 letters, digits and `- . _ ~ : , = +`
+--                 between single slashes
+--   timeout       of the request, from 0.1 s to the endpoint's `timeout_max`; null: its `timeout`
 --
 -- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled, 53400 as many
 --   deliveries wait for it as its `max_waiting` allows. After an error nothing is written.
@@ -17,7 +21,7 @@
 create function forebay.send(
     endpoint text, payload jsonb, kind text default 'message', priority integer default 100, delay interval default null,
     run_at timestamptz default null, expires_at timestamptz default null, {options parameters but max_attempts, limit_key},
-    unique_as jsonb default null)
+    unique_as jsonb default null, url_suffix text default null, timeout interval default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -26,14 +30,19 @@ as $$
 #variable_conflict use_column
 declare
     v_endpoint constant forebay.endpoint := forebay._open_endpoint(send.endpoint);
+    v_args     jsonb := jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id);
 begin
     if send.payload is null then
         raise exception using errcode = 'JQ001', column = 'payload', message = 'payload is null',
             hint = $h$Nothing was sent. The value null of JSON is 'null'::jsonb.$h$;
     end if;
+    if num_nonnulls(send.url_suffix, send.timeout) > 0 then
+        perform forebay._check_request(v_endpoint, send.url_suffix, extract(epoch from send.timeout));
+        v_args := v_args || forebay._request_args(send.url_suffix, extract(epoch from send.timeout));
+    end if;
     perform forebay._require_below_bound(v_endpoint, 1);
     return forebay.enqueue(
-        send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
+        send.kind, v_args, 'forebay.deliver', send.priority,
         send.delay, send.run_at,
         forebay._delivery_end(send.expires_at, send.run_at, send.delay, v_endpoint.max_age),
         unique_as => send.unique_as, ordering_key => forebay._delivery_key(v_endpoint.name, send.ordering_key), limit_key => v_endpoint.name,
