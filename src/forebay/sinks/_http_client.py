@@ -3,7 +3,7 @@ that it is there.
 
 The client of mirrors trusts the server of its configuration. This one does not trust the endpoint:
 it connects to checked addresses only, reads a bounded part of an answer, unpacks nothing and
-follows nothing.
+follows no redirect: the sink asks it for each.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ class Response:
         status: of HTTP.
         retry_after: the header Retry-After.
         body: the beginning of the body.
+        location: the header Location.
     """
 
     status: int
     retry_after: str | None
     body: bytes
+    location: str | None = None
 
 
 class NoAnswer(Exception):  # noqa: N818 - says what happened
@@ -147,7 +149,10 @@ class Session:
                 timeout=aiohttp.ClientTimeout(total=total_seconds, connect=self._connect_seconds),
             ) as answer:
                 return Response(
-                    answer.status, answer.headers.get("Retry-After"), await self._body(answer)
+                    answer.status,
+                    answer.headers.get("Retry-After"),
+                    await self._body(answer),
+                    answer.headers.get("Location"),
                 )
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if self._is_closed:

@@ -1,10 +1,10 @@
 """What a message may add to the address of its endpoint: a path that only goes down.
 
 Invariant "a message names no other place": a role that may send to an endpoint must not choose what
-is called. Only characters are allowed that every server reads as themselves, in parts between single
-slashes, of which none is of dots only. So no part of a suffix is a scheme, a host, a query or a
-step up, also for a server that decodes twice, takes a backslash for a slash, or joins slashes. SQL
-has the same rule in ``forebay._is_url_suffix``.
+is called. Only characters are allowed that every server reads as themselves, in parts between
+single slashes, of which none is of dots only. So no part of a suffix is a scheme, a host, a query
+or a step up, also for a server that decodes twice, takes a backslash for a slash, or joins slashes.
+SQL has the same rule in ``forebay._is_url_suffix``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """HTTP endpoints: webhooks.
 
 Needs the extra ``http``. An endpoint may be slow, broken or hostile: times and sizes are bounded,
-redirects are not followed, and only public addresses are called unless ``Destinations`` allow
-others.
+redirects are not followed unless the configuration says where to, and only public addresses are
+called unless ``Destinations`` allow others.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from forebay.sinks._http_request import (
     checked_headers,
     is_header_value,
 )
+from forebay.sinks._redirects import RedirectRefused, Redirects
 from forebay.sinks._retry_after import retry_after_seconds
 from forebay.sinks._secrets import Secret, checked_secret, is_reference, read_secret
 from forebay.sinks._signing import Signer, public_key
@@ -115,6 +116,11 @@ class Http(Sink):
             leave the place and the path of ``url``. Not for arrays.
         timeout_max: the longest ``timeout`` that a message of an endpoint may have, 0.1 to 300
             seconds; None: messages have none. Not for arrays.
+        redirects: how many redirects of one request are followed, 0 to 10: 307 and 308, which keep
+            method and body, and with GET also 301, 302 and 303. They must stay at scheme, host and
+            port of ``url``.
+        redirect_hosts: hosts to which redirects may lead besides, at most 20, in the form of
+            ``Destinations``. They get neither ``auth``, ``headers`` nor signatures.
         ca_file: a file with the only certificate authorities that are trusted; None: those of the
             operating system.
         proxy: the address of an HTTP proxy, or a reference to it if it has a password. The proxy
@@ -151,6 +157,8 @@ class Http(Sink):
         "show_response": FromRow.ANSWERS,
         "url_suffixes": FromRow.PLAIN,
         "timeout_max": FromRow.PLAIN,
+        "redirects": FromRow.PLAIN,
+        "redirect_hosts": FromRow.CHECKED_ADDRESS,
     }
 
     def __init__(
@@ -171,6 +179,8 @@ class Http(Sink):
         show_response: bool = False,
         url_suffixes: bool = False,
         timeout_max: float | None = None,
+        redirects: int = 0,
+        redirect_hosts: Sequence[str] | None = None,
         ca_file: str | None = None,
         proxy: str | Secret | None = None,
         destinations: Destinations | Mapping[str, Any] | None = None,
@@ -201,6 +211,9 @@ class Http(Sink):
             None
             if timeout_max is None
             else checked_number(self.type, "timeout_max", timeout_max, least=0.1, most=300)
+        )
+        self._redirects = Redirects(
+            redirects, redirect_hosts, method=self._method, destinations=self._destinations
         )
         if self._is_array and (url_suffixes or timeout_max is not None):
             field = "url_suffixes" if url_suffixes else "timeout_max"
@@ -347,11 +360,14 @@ class Http(Sink):
             session = self._session
             if session is None:
                 raise SessionClosed
-            headers = request.headers
-            if self._signer is not None:
-                now = int(time.time())
-                headers = {**headers, **self._signer.headers(request.id, now, request.body)}
-            response = await session.send(endpoint, headers, request.body, seconds)
+            response = await self._redirects.send(
+                session,
+                endpoint,
+                {**request.headers, **self._signature(request)},
+                request.body,
+                seconds,
+                for_others=self._for_others(request),
+            )
         except BlockedAddress as error:
             log.warning("sink http: %s is blocked: %s", self.place, error)
             return Refused(
@@ -359,6 +375,8 @@ class Http(Sink):
             ), 0
         except NoAnswer as error:
             return TryLater(str(error)), 0
+        except RedirectRefused as error:
+            return TryLater(str(error)), error.status
         except SessionClosed:
             return self._unavailable("the sink was closed"), 0
         finally:
@@ -366,15 +384,28 @@ class Http(Sink):
         answer = self._answer(response.status, response.retry_after, response.body)
         return answer, response.status
 
+    def _signature(self, request: Request) -> dict[str, str]:
+        if self._signer is None:
+            return {}
+        return self._signer.headers(request.id, int(time.time()), request.body)
+
+    def _for_others(self, request: Request) -> dict[str, str]:
+        """Return the headers of a request for another place than that of the endpoint.
+
+        They are those of the message: what the configuration adds may be a secret.
+        """
+        own = set(self._format.headers)
+        if not is_reference(self._headers.get("content-type", "")):
+            own.discard("content-type")
+        return {name: value for name, value in request.headers.items() if name not in own}
+
     def _answer(self, status: int, retry_after: str | None, body: bytes) -> Answer:
         reason = f"HTTP status {status}"
         if 200 <= status <= 299:
             if self._shows_response and body:
                 reason += f": {self._redacted(body)}"
             return Accepted(response=reason)
-        if 300 <= status <= 399:
-            reason += ": redirect, which is not followed"
-        elif self._shows_response and body:
+        if self._shows_response and body:
             reason += f": {self._redacted(body)}"
         if status == 410:
             return EndpointGone(reason)
