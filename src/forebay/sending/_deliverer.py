@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.arguments.kinds import KEEP_SECONDS_DEFAULT, Kind
+from forebay.arguments.kinds import Kind
 from forebay.errors import DatabaseUnavailable
 from forebay.model import Dead
 from forebay.model.checks import MAX_ATTEMPTS_MAX
@@ -223,11 +223,12 @@ def _ending(endpoint: Endpoint, job: Job, result: SendResult) -> Any:
         if not endpoint.settings.keeps_response:
             return None
         found = {
+            **(result.details or {}),
             "response": result.response,
             "proof": result.proof,
             "is_duplicate": result.is_duplicate,
         }
-        return Keep(found, KEEP_SECONDS_DEFAULT)
+        return Keep(found, None)
     if isinstance(result, NotSent | Refused):
         return Release()
     if isinstance(result, Rejected | EndpointGone):

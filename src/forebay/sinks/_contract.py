@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -118,11 +118,13 @@ class Accepted:
         is_duplicate: the far side had it already, from an earlier try.
         response: what the far side answered, for endpoints that keep responses; None if there is
             nothing to keep but the proof.
+        details: more of it for them, by name: values with a JSON form. None: nothing.
     """
 
     proof: str | None = None
     is_duplicate: bool = False
     response: str | None = field(default=None, compare=False)
+    details: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

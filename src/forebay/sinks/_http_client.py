@@ -52,12 +52,16 @@ class Response:
         retry_after: the header Retry-After.
         body: the beginning of the body.
         location: the header Location.
+        content_type: the header Content-Type.
+        is_cut: whether the body may be longer than what was read.
     """
 
     status: int
     retry_after: str | None
     body: bytes
     location: str | None = None
+    content_type: str | None = None
+    is_cut: bool = False
 
 
 class NoAnswer(Exception):  # noqa: N818 - says what happened
@@ -148,11 +152,14 @@ class Session:
                 proxy=self._proxy,
                 timeout=aiohttp.ClientTimeout(total=total_seconds, connect=self._connect_seconds),
             ) as answer:
+                found = await self._body(answer)
                 return Response(
                     answer.status,
                     answer.headers.get("Retry-After"),
-                    await self._body(answer),
+                    found,
                     answer.headers.get("Location"),
+                    answer.headers.get("Content-Type"),
+                    is_cut=len(found) >= self._body_bytes_max,
                 )
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if self._is_closed:

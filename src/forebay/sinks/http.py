@@ -12,15 +12,12 @@ import base64
 import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from forebay.errors import ConfigError, shown
 from forebay.model.text import logger
 from forebay.sinks._contract import (
-    Accepted,
     Answer,
-    EndpointGone,
     FromRow,
     Message,
     Refused,
@@ -35,6 +32,7 @@ from forebay.sinks._destination import (
     Lookup,
     parse_endpoint,
 )
+from forebay.sinks._http_answer import answer_of
 from forebay.sinks._http_request import (
     BODILESS,
     Format,
@@ -44,7 +42,6 @@ from forebay.sinks._http_request import (
     is_header_value,
 )
 from forebay.sinks._redirects import RedirectRefused, Redirects
-from forebay.sinks._retry_after import retry_after_seconds
 from forebay.sinks._secrets import Secret, checked_secret, is_reference, read_secret
 from forebay.sinks._signing import Signer, public_key
 from forebay.sinks._suffix import below, is_suffix
@@ -72,17 +69,8 @@ _BEGIN_SECONDS: Final = 10.0
 #: How often secrets and the CA file are read again.
 _REREAD_SECONDS: Final = 60.0
 
-#: Statuses below 500 after which a message is sent again.
-_LATER: Final = (408, 425, 429)
-
-#: Statuses with which Retry-After is about the endpoint, not about one message.
-_THROTTLES: Final = (429, 503)
-
 #: Statuses that one message of an array may have caused.
 _OF_A_MESSAGE: Final = (400, 413, 422)
-
-#: How much of an answer appears in a reason.
-_SHOWN_CHARACTERS: Final = 200
 
 
 class Http(Sink):
@@ -110,8 +98,9 @@ class Http(Sink):
         timeout: seconds for a whole request with its answer, 0.1 to 300. The ``timeout`` of the
             drain must be at least 10 s longer.
         response_bytes_max: how many bytes of an answer are read, 1 to 1,000,000.
-        show_response: whether the beginning of a refusing answer appears in the error of the job.
-            The owner of an endpoint who sees errors can then read what the endpoint answers.
+        show_response: whether the beginning of a refusing answer appears in the error of the job,
+            and whether the body of an accepting one is kept where the endpoint keeps answers.
+            The owner of an endpoint who sees these can then read what the endpoint answers.
         url_suffixes: whether a message of an endpoint may add a path to the address. It cannot
             leave the place and the path of ``url``. Not for arrays.
         timeout_max: the longest ``timeout`` that a message of an endpoint may have, 0.1 to 300
@@ -356,6 +345,9 @@ class Http(Sink):
             return self._unavailable(
                 f"answers too slowly: a message was not sent within {_BEGIN_SECONDS:g} s"
             ), 0
+        begun = time.monotonic()
+        # That of this request: secrets may be read again before its answer.
+        hidden = self._hidden
         try:
             session = self._session
             if session is None:
@@ -381,7 +373,9 @@ class Http(Sink):
             return self._unavailable("the sink was closed"), 0
         finally:
             self._slots.release()
-        answer = self._answer(response.status, response.retry_after, response.body)
+        answer = answer_of(
+            response, time.monotonic() - begun, shows_body=self._shows_response, hidden=hidden
+        )
         return answer, response.status
 
     def _signature(self, request: Request) -> dict[str, str]:
@@ -398,28 +392,6 @@ class Http(Sink):
         if not is_reference(self._headers.get("content-type", "")):
             own.discard("content-type")
         return {name: value for name, value in request.headers.items() if name not in own}
-
-    def _answer(self, status: int, retry_after: str | None, body: bytes) -> Answer:
-        reason = f"HTTP status {status}"
-        if 200 <= status <= 299:
-            if self._shows_response and body:
-                reason += f": {self._redacted(body)}"
-            return Accepted(response=reason)
-        if self._shows_response and body:
-            reason += f": {self._redacted(body)}"
-        if status == 410:
-            return EndpointGone(reason)
-        if 400 <= status <= 499 and status not in _LATER:
-            return Rejected(reason)
-        after = retry_after_seconds(retry_after, datetime.now(UTC))
-        return TryLater(reason, after, throttles=status in _THROTTLES and after is not None)
-
-    def _redacted(self, body: bytes) -> str:
-        text = body.decode(errors="replace")
-        for hidden in self._hidden:
-            text = text.replace(hidden, "***")
-        text = "".join(one if one.isprintable() else " " for one in text)
-        return text[:_SHOWN_CHARACTERS]
 
     def _read(self) -> None:
         """Read what is referenced."""
