@@ -153,8 +153,9 @@ async def test_the_timeout_of_a_message_is_that_of_its_request_up_to_the_most(
         async with delivering(database):
             await wait_for_async(lambda: len(letters(database)) == 1)
             assert "within 0.2 s" in reasons(database)[0]
-            alter_endpoint(conn, "shop", config=config(timeout=120, timeout_max=0.3))
-            write(conn, timeout=200)
+        send(conn, "shop", timeout="200 s")
+        alter_endpoint(conn, "shop", config=config(timeout=120, timeout_max=0.3))
+        async with delivering(database):
             await wait_for_async(lambda: len(letters(database)) == 2)
             assert any("within 0.3 s" in reason for reason in reasons(database))
     finally:
