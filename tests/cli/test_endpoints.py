@@ -177,7 +177,9 @@ def test_a_test_message_without_an_answer_says_where_to_look(forebay, database):
     answer = forebay("endpoints", "test", "shop", "--wait", 0)
     assert (answer.code, "no answer yet, job 1 is ready" in answer.out) == (1, True)
     answer = forebay("endpoints", "test", "shop", "--wait", 0, "--json")
-    assert answer.json == {"endpoint": "shop", "job_id": 2, "state": "ready", "error": None}
+    assert answer.json == {
+        "endpoint": "shop", "job_id": 2, "state": "ready", "error": None, "answer": None,
+    }  # fmt: skip
     assert Client(database).job(2)[0].kind == "forebay.test"
 
 

@@ -666,7 +666,8 @@ def test_what_was_not_sent_in_time_uses_no_attempt(
     """
     A call ends in time although every request takes long; the rest of its messages waits.
     """
-    monkeypatch.setattr("forebay.sinks.http._BEGIN_SECONDS", 0.2)
+    for module in ("http", "_http_calls"):
+        monkeypatch.setattr(f"forebay.sinks.{module}.BEGIN_SECONDS", 0.2)
     http_endpoint.answers[far_name] = hang
     answers = send(make(concurrency=2, timeout=0.5), *[make_message(n) for n in range(1, 6)])
     assert answers[:2] == [LATE, LATE]

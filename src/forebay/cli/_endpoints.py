@@ -345,9 +345,14 @@ def send_test(
         refusal = _refusal(client, job)
     error = _error(client, job) or refusal
     if as_json:
-        print_json({"endpoint": name, "job_id": job_id, "state": job.state, "error": error})
+        facts = {"endpoint": name, "job_id": job_id, "state": job.state, "error": error}
+        print_json(facts | {"answer": _answer(client, job)})
     elif job.state == "done":
-        console().print(f"endpoint {name}: accepted the test message, job {job_id}")
+        answer = (_answer(client, job) or {}).get("response")
+        console().print(
+            f"endpoint {name}: accepted the test message, job {job_id}"
+            + (f": {answer}" if answer else "")
+        )
     elif error is not None:
         console().print(f"endpoint {name}: {error}; the test message, job {job_id}, is {job.state}")
     else:
@@ -410,6 +415,14 @@ def _refusal(client: Client, job: JobStatus) -> str | None:
         "refused by a deliver"
     )
     return found.last_error if is_refused else None
+
+
+def _answer(client: Client, job: JobStatus) -> dict[str, Any] | None:
+    """Return what is kept of the answer; None: nothing."""
+    if job.state != "done":
+        return None
+    kept = [one.result for one in client.job_history(job.job_id) if one.result is not None]
+    return kept[-1].value if kept else None
 
 
 def _error(client: Client, job: JobStatus) -> str | None:

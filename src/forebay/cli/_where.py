@@ -230,7 +230,7 @@ def _result(value: Any, problem: str | None) -> tuple[str, Text]:
     if problem is not None:
         return "result", _cut(problem)
     found = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    if found.keys() == {"response", "proof", "is_duplicate"}:
+    if found.keys() >= {"response", "proof", "is_duplicate"}:
         parts = [f"{name} {_plain(found[name])}" for name in ("proof", "response") if found[name]]
         text = ", ".join(parts) or "accepted"
         return "far side", _cut(text + (", known there already" if found["is_duplicate"] else ""))

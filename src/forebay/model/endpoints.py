@@ -67,12 +67,29 @@ class EndpointOptions(TypedDict, total=False):
     when_full: Literal["refuse", "drop"]
 
 
-class SendOptions(MessageOptions, total=False):
-    """The keywords of ``send``; see ``JobOptions``."""
+class RequestOptions(TypedDict, total=False):
+    """What a message says about its own request.
+
+    Keys:
+        url_suffix: a path below the address of the endpoint, such as ``"/orders/7"``, if its
+            setting ``url_suffixes`` is true: at most 500 letters, digits and ``- . _ ~ : , = +``
+            between single slashes. None: none.
+        timeout: seconds or timedelta for the request, from 0.1 to the ``timeout_max`` of the
+            endpoint. None: its ``timeout``.
+    """
+
+    url_suffix: str | None
+    timeout: float | timedelta | None
 
 
-class ManyOptions(MessagesOptions, total=False):
-    """The keywords of ``send_many``, which all messages share; see ``JobOptions``."""
+class SendOptions(MessageOptions, RequestOptions, total=False):
+    """The keywords of ``send``; see ``JobOptions`` and ``RequestOptions``."""
+
+
+class ManyOptions(MessagesOptions, RequestOptions, total=False):
+    """The keywords of ``send_many``, which all messages share; see ``JobOptions`` and
+    ``RequestOptions``.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

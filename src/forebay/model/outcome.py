@@ -141,11 +141,11 @@ class Keep:
 
     Args:
         result: a JSON value.
-        seconds: how long it is kept.
+        seconds: how long it is kept; None: as long as ended jobs.
     """
 
     result: Any
-    seconds: float
+    seconds: float | None
 
 
 Outcome = Snooze | Retry | Cancel | Dead | Again | Complete | Drop

@@ -39,6 +39,10 @@ _SETTINGS: Final = {
 
 _DURATIONS: Final = ("disable_after", "max_age")
 
+#: What a message says about its own request.
+_OF_REQUESTS: Final = ("url_suffix", "timeout")
+_SUFFIX_CHARACTERS_MAX: Final = 500
+
 _SHOWN: Final = (
     "select json_build_object({})::text from forebay.endpoints(%(name)s) e order by e.name".format(
         ", ".join(
@@ -57,13 +61,21 @@ _SHOWN: Final = (
     )
 )
 
+_REQUEST: Final = (
+    "url_suffix => %(url_suffix)s::text,"
+    " timeout => make_interval(secs => %(timeout)s::double precision)"
+)
+
 _SEND: Final = f"""\
-select forebay.send(%(endpoint)s, %(payload)s::jsonb, kind => %(kind)s, {MESSAGE})"""
+select forebay.send(
+    %(endpoint)s, %(payload)s::jsonb, kind => %(kind)s, {MESSAGE},
+    {_REQUEST})"""
 
 _SEND_MANY: Final = f"""\
 select forebay.send_many(
     %(endpoint)s, array(select jsonb_array_elements(%(payloads)s::jsonb)), kind => %(kind)s,
-    {MESSAGES})"""
+    {MESSAGES},
+    {_REQUEST})"""
 
 _SEND_EACH: Final = "select forebay.send_many(%(messages)s::jsonb)"
 
@@ -201,7 +213,7 @@ def send(endpoint: str, payload: Any, kind: str, options: Mapping[str, Any]) -> 
             "endpoint": endpoint,
             "payload": encode_json(payload),
             "kind": checks.checked_name(kind, "kind"),
-            **message_parameters(options, "is that of the endpoint"),
+            **_message_parameters(options),
         },
     )
 
@@ -216,7 +228,7 @@ def send_many(
     """Return the call that sends messages to an endpoint; it returns the ids of the deliveries."""
     checks.checked_name(kind, "kind")
     texts = [_payload_text(payload, index) for index, payload in enumerate(_items(payloads))]
-    parameters = message_parameters(options, "is that of the endpoint")
+    parameters = _message_parameters(options)
     if unique is None:
         del parameters["unique_as"]
         given = {"endpoint": endpoint, "kind": kind, "payloads": f"[{','.join(texts)}]"}
@@ -242,6 +254,17 @@ def send_many(
         for index, (text, key) in enumerate(zip(texts, keys, strict=True))
     ]
     return Operation(_SEND_EACH, _ids, {"messages": msgspec.json.encode(messages).decode()})
+
+
+def _message_parameters(options: Mapping[str, Any]) -> dict[str, Any]:
+    suffix, timeout = options.get("url_suffix"), options.get("timeout")
+    if suffix is not None:
+        checks.checked_text(suffix, "url_suffix", characters_max=_SUFFIX_CHARACTERS_MAX)
+    others = {name: value for name, value in options.items() if name not in _OF_REQUESTS}
+    return message_parameters(others, "is that of the endpoint") | {
+        "url_suffix": suffix,
+        "timeout": None if timeout is None else checks.checked_seconds(timeout, "timeout"),
+    }
 
 
 def _items(payloads: Iterable[Any]) -> Iterable[Any]:

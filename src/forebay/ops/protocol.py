@@ -46,9 +46,12 @@ class ReadyLane:
 
 @dataclass(slots=True)
 class Kept:
-    """The result of a handler, kept for ``seconds``; or the reason why it cannot be kept."""
+    """The result of a handler, kept for ``seconds``; or the reason why it cannot be kept.
 
-    seconds: float
+    None: as long as ended jobs.
+    """
+
+    seconds: float | None
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     problem: str | msgspec.UnsetType = msgspec.UNSET
 

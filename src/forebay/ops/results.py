@@ -82,8 +82,9 @@ class JobResult:
             ) from error
 
 
-def kept(value: Any, seconds: float) -> Kept:
-    """Return a handler's result for the settlement.
+def kept(value: Any, seconds: float | None) -> Kept:
+    """Return a handler's result for the settlement, kept for some seconds; None: as long as ended
+    jobs.
 
     If it cannot be kept, return the reason instead; the job does not fail.
     """

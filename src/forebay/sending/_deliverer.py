@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.arguments.kinds import KEEP_SECONDS_DEFAULT, Kind
+from forebay.arguments.kinds import Kind
 from forebay.errors import DatabaseUnavailable
 from forebay.model import Dead
 from forebay.model.checks import MAX_ATTEMPTS_MAX
@@ -162,9 +162,23 @@ class Deliverer(QueueService):
                 return Release(_AGAIN_SECONDS)
             if event is None:
                 return _undeliverable(endpoint, "its event was deleted")
-        return _ending(
-            endpoint, job, await endpoint.calls.send(_message(job, endpoint, key, event))
-        )
+        message = _message(job, endpoint, key, event)
+        if message is None:
+            return _undeliverable(endpoint, "its url_suffix or timeout has the wrong type")
+        if message.url_suffix is not None or message.timeout is not None:
+            refusal = endpoint.calls.refusal_of(message)
+            if refusal is not None:
+                # The settings that allow it may be as new as the message.
+                try:
+                    endpoint = await self._endpoints.renewed(endpoint_id)
+                except TimeoutError:
+                    return Release(_AGAIN_SECONDS)
+                if endpoint is None:
+                    return Dead("its endpoint was dropped")
+                refusal = endpoint.calls.refusal_of(message)
+            if refusal is not None:
+                return _undeliverable(endpoint, refusal)
+        return _ending(endpoint, job, await endpoint.calls.send(message))
 
 
 def _undeliverable(endpoint: Endpoint, reason: str) -> Failed:
@@ -181,13 +195,26 @@ def _event_key(args: Mapping[str, Any]) -> tuple[int, datetime] | None:
 
 def _message(
     job: Job, endpoint: Endpoint, key: tuple[int, datetime] | None, event: PublishedEvent | None
-) -> Message:
+) -> Message | None:
+    """Return the message of a delivery; None: its arguments, which a producer may have
+    written without ``forebay.send``, have a suffix or a timeout of a wrong type.
+    """
     name = endpoint.settings.name
+    suffix, timeout = job.args.get("url_suffix"), job.args.get("timeout")
+    if not isinstance(suffix, str | None) or not _is_seconds(timeout):
+        return None
     if event is not None:
-        return message_of(job, name, event.payload, event.headers, event.ordering_key, event=key)
-    body = msgspec.json.encode(job.args["payload"])
-    ordering_key = job.ordering_key and job.ordering_key.removeprefix(f"{name}/")
-    return message_of(job, name, body, job.headers, ordering_key, event=key)
+        body, headers, ordering_key = event.payload, event.headers, event.ordering_key
+    else:
+        body, headers = msgspec.json.encode(job.args["payload"]), job.headers
+        ordering_key = job.ordering_key and job.ordering_key.removeprefix(f"{name}/")
+    return message_of(
+        job, name, body, headers, ordering_key, event=key, url_suffix=suffix, timeout=timeout
+    )
+
+
+def _is_seconds(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _ending(endpoint: Endpoint, job: Job, result: SendResult) -> Any:
@@ -196,11 +223,12 @@ def _ending(endpoint: Endpoint, job: Job, result: SendResult) -> Any:
         if not endpoint.settings.keeps_response:
             return None
         found = {
+            **(result.details or {}),
             "response": result.response,
             "proof": result.proof,
             "is_duplicate": result.is_duplicate,
         }
-        return Keep(found, KEEP_SECONDS_DEFAULT)
+        return Keep(found, None)
     if isinstance(result, NotSent | Refused):
         return Release()
     if isinstance(result, Rejected | EndpointGone):

@@ -108,6 +108,10 @@ class EndpointCalls:
         """How many messages wait for a call."""
         return len(self._waiting)
 
+    def refusal_of(self, message: Message) -> str | None:
+        """Return why a message that has a suffix or a timeout is never sent; None: it is."""
+        return self._sender.sink.refusal_of(message)
+
     def send(self, message: Message) -> asyncio.Future[SendResult]:
         """Send a message; the future gets the answer.
 

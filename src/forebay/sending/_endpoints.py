@@ -44,6 +44,11 @@ class RefusedSink(Sink):
         """The endpoint."""
         return f"endpoint {self._name}"
 
+    def refusal_of(self, message: Message) -> str | None:
+        """Refuse none for good: the settings may be mended."""
+        del message
+        return None
+
     async def send(self, messages: Sequence[Message]) -> Sequence[Answer]:
         """Refuse.
 
@@ -144,6 +149,18 @@ class Endpoints:
                 await self._polled.wait()
                 if endpoint_id in self._by_id:
                     break
+        return self._by_id.get(endpoint_id)
+
+    async def renewed(self, endpoint_id: int) -> Endpoint | None:
+        """Return an endpoint with settings that were read after this call; None if it does not
+        exist.
+
+        Raises:
+            TimeoutError: the settings could not be read.
+        """
+        async with asyncio.timeout(_FIND_SECONDS), self._polled:
+            for _ in range(2):  # The first one may have begun before.
+                await self._polled.wait()
         return self._by_id.get(endpoint_id)
 
     def set_state(self, endpoint_id: int, state: EndpointState | None, is_newest: bool) -> None:

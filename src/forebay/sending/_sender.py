@@ -155,6 +155,8 @@ def message_of(
     ordering_key: str | None,
     *,
     event: tuple[int, datetime] | None = None,
+    url_suffix: str | None = None,
+    timeout: float | None = None,
 ) -> Message:
     """Return the message that a job is sent as.
 
@@ -165,6 +167,8 @@ def message_of(
         headers: those of the message.
         ordering_key: that of the message; None: it has no order.
         event: id and time of publication of the event that is sent; None: the job itself is.
+        url_suffix: a path below the address of the endpoint; None: none.
+        timeout: seconds for the request; None: those of the endpoint.
     """
     number, at = event or (job.job_id, job.enqueued_at)
     return Message(
@@ -181,4 +185,6 @@ def message_of(
         enqueued_at=at,
         expires_at=job.expires_at,
         attempt=job.attempt,
+        url_suffix=url_suffix,
+        timeout=timeout,
     )

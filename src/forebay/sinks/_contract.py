@@ -47,6 +47,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         enqueued_at: when the job was enqueued.
         expires_at: from this instant on the message is not sent.
         attempt: the number of this try, from 1. Tries while the sink is unavailable do not count.
+        url_suffix: of the message of an endpoint that lets it: a path below the address. A sink
+            that uses it checks it.
+        timeout: of the message of an endpoint that lets it: seconds for its request; None: those of
+            the sink.
     """
 
     id: str
@@ -63,6 +67,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = PRIORITY_DEFAULT
     expires_at: datetime | None = None
     attempt: int = 1
+    url_suffix: str | None = None
+    timeout: float | None = None
 
     @property
     def base_id(self) -> str:
@@ -112,11 +118,13 @@ class Accepted:
         is_duplicate: the far side had it already, from an earlier try.
         response: what the far side answered, for endpoints that keep responses; None if there is
             nothing to keep but the proof.
+        details: more of it for them, by name: values with a JSON form. None: nothing.
     """
 
     proof: str | None = None
     is_duplicate: bool = False
     response: str | None = field(default=None, compare=False)
+    details: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +264,17 @@ class Sink:
                 the call are sent again later, also those that arrived, and no attempt is used.
         """
         raise NotImplementedError
+
+    def refusal_of(self, message: Message) -> str | None:
+        """Return why this sink will never send a message with a suffix or a timeout; None: it
+        will.
+
+        A deliverer asks before it sends a message that has one of them, so that such a message is a
+        dead letter and counts neither as an answer nor as a failure of the endpoint. A sink that
+        takes them overrides this.
+        """
+        del message
+        return f"the sink {self.type} takes no suffix of the address and no timeout of a message"
 
     async def seen(self, sent: Sequence[Sent]) -> Sequence[bool | None]:
         """Read back: return for each message whether the far side has it.

@@ -122,7 +122,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class Rule:
     """An entry of an allow or deny list: a network or a name, and perhaps a port."""
 
     network: Network | None
@@ -130,6 +130,7 @@ class _Rule:
     port: int | None
 
     def matches(self, host: str, address: Address | None, port: int) -> bool:
+        """Return whether a host, its address if it is one, and a port are those of the entry."""
         if self.port is not None and self.port != port:
             return False
         if self.network is not None:
@@ -171,8 +172,8 @@ class Destinations:
         ports: Iterable[int] | None = (443, 8443),
         lookup: Lookup | None = None,
     ) -> None:
-        self._allow = [_rule("allow", entry) for entry in _entries("allow", allow)]
-        self._deny = [_rule("deny", entry) for entry in _entries("deny", deny)]
+        self._allow = [rule_of("allow", entry) for entry in _entries("allow", allow)]
+        self._deny = [rule_of("deny", entry) for entry in _entries("deny", deny)]
         if not isinstance(https_only, bool):
             raise ConfigError("destinations: https_only", f"is {shown(https_only)}, not a boolean")
         self._https_only = https_only
@@ -262,7 +263,7 @@ class Destinations:
         Raises:
             ConfigError: it is malformed.
         """
-        rule = _rule("allow", host)
+        rule = rule_of("allow", host)
         address = None if rule.network is None else _plain(rule.network.network_address)
         name = rule.name if address is None else str(address)
         return not any(one.matches(name, address, rule.port or 0) for one in self._deny) and any(
@@ -284,6 +285,11 @@ class Destinations:
         for address in addresses:
             self.check(host, address, port)
         return addresses
+
+
+def is_plain(url: str) -> bool:
+    """Return whether a text has none of the characters about which parsers disagree."""
+    return _UNSAFE.search(url) is None
 
 
 def parse_endpoint(url: object) -> Endpoint:
@@ -403,7 +409,12 @@ def _entries(field: str, value: Iterable[str]) -> list[str]:
     return entries
 
 
-def _rule(field: str, entry: str) -> _Rule:
+def rule_of(field: str, entry: str) -> Rule:
+    """Return the rule of an entry.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
     where = f"destinations: {field}"
     text, port = entry, None
     if entry.startswith("[") or entry.count(":") == 1:
@@ -420,7 +431,7 @@ def _rule(field: str, entry: str) -> _Rule:
     except ValueError:
         network = None
     if network is not None:
-        return _Rule(network, "", port)
+        return Rule(network, "", port)
     if not text or "/" in text or ":" in text:
         raise ConfigError(
             where,
@@ -431,7 +442,7 @@ def _rule(field: str, entry: str) -> _Rule:
     name, address = _name(where, text.removeprefix("*."))
     if address is not None:
         raise ConfigError(where, f"has {shown(entry)}, which is neither a network nor a name")
-    return _Rule(None, star + name, port)
+    return Rule(None, star + name, port)
 
 
 async def _system_lookup(host: str) -> list[str]:

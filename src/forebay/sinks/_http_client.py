@@ -3,7 +3,7 @@ that it is there.
 
 The client of mirrors trusts the server of its configuration. This one does not trust the endpoint:
 it connects to checked addresses only, reads a bounded part of an answer, unpacks nothing and
-follows nothing.
+follows no redirect: the sink asks it for each.
 """
 
 from __future__ import annotations
@@ -53,12 +53,18 @@ class Response:
         retry_after: the header Retry-After.
         body: the beginning of the body.
         error_type: the header x-amzn-errortype, in which services of AWS name an error.
+        location: the header Location.
+        content_type: the header Content-Type.
+        is_cut: whether the body may be longer than what was read.
     """
 
     status: int
     retry_after: str | None
     body: bytes
     error_type: str | None = None
+    location: str | None = None
+    content_type: str | None = None
+    is_cut: bool = False
 
 
 class NoAnswer(Exception):  # noqa: N818 - says what happened
@@ -74,10 +80,9 @@ class SessionClosed(Exception):  # noqa: N818 - says what happened
 
 
 class Session:
-    """Connections to an endpoint.
+    """Connections to the place of an endpoint.
 
     Args:
-        endpoint: where to.
         method: of HTTP.
         destinations: which addresses may be called.
         tls: for https; None for the usual checks. Another one is for new connections.
@@ -87,13 +92,11 @@ class Session:
             itself: it must guard addresses.
         connections: the most connections.
         connect_seconds: how long the look-up, the connection and the TLS handshake may take.
-        total_seconds: how long a request and its answer may take.
         body_bytes_max: how much of an answer is read.
     """
 
     def __init__(
         self,
-        endpoint: Endpoint,
         *,
         method: str,
         destinations: Destinations,
@@ -103,20 +106,16 @@ class Session:
         proxy: str | None,
         connections: int,
         connect_seconds: float,
-        total_seconds: float,
         body_bytes_max: int,
     ) -> None:
-        self._endpoint = endpoint
         self._method = method
         self._destinations = destinations
         self.tls = tls
         self._has_certificate = has_certificate
         self._proxy = proxy
         self._connect_seconds = connect_seconds
-        self._total_seconds = total_seconds
         self._body_bytes_max = body_bytes_max
         self._is_closed = False
-        self._url = yarl.URL(_address(endpoint), encoded=True)
         self._client = aiohttp.ClientSession(
             connector=_GuardedConnector(
                 None if proxy else destinations,
@@ -136,14 +135,15 @@ class Session:
         await self._client.close()
 
     async def send(
-        self, headers: Mapping[str, str], body: bytes, seconds: float | None = None
+        self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes, total_seconds: float
     ) -> Response:
         """Send a request and return the answer, whatever its status.
 
         Args:
+            endpoint: where to.
             headers: with lower-case names.
             body: may be empty.
-            seconds: how long it may take; None, or more than that: ``total_seconds``.
+            total_seconds: how long the request and its answer may take.
 
         Raises:
             BlockedAddress: the endpoint may not be called; nothing was sent.
@@ -153,25 +153,32 @@ class Session:
         """
         if self._is_closed:
             raise SessionClosed
-        self._destinations.check_endpoint(self._endpoint)
+        self._destinations.check_endpoint(endpoint)
         _answering.set(None)
         try:
             async with self._client.request(
                 self._method,
-                self._url,
+                yarl.URL(_address(endpoint), encoded=True),
                 data=_payload(body),
                 headers={"accept-encoding": "identity", "user-agent": "forebay", **headers},
                 skip_auto_headers=("content-type",),
                 allow_redirects=False,
                 proxy=self._proxy,
                 ssl=True if self.tls is None else self.tls,
-                timeout=self._timeout(seconds),
+                # At 0, aiohttp would wait without end.
+                timeout=aiohttp.ClientTimeout(
+                    total=max(total_seconds, 0.001), connect=self._connect_seconds
+                ),
             ) as answer:
+                found = await self._body(answer)
                 return Response(
                     answer.status,
                     answer.headers.get("Retry-After"),
-                    await self._body(answer),
+                    found,
                     answer.headers.get("x-amzn-errortype"),
+                    answer.headers.get("Location"),
+                    answer.headers.get("Content-Type"),
+                    is_cut=len(found) >= self._body_bytes_max,
                 )
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if self._is_closed:
@@ -187,12 +194,7 @@ class Session:
                 refusal = client_refusal(one, has_certificate=self._has_certificate)
                 if refusal is not None:
                     raise CertificateRefused(refusal) from None
-            raise NoAnswer(self._reason(error)) from None
-
-    def _timeout(self, seconds: float | None) -> aiohttp.ClientTimeout:
-        total = self._total_seconds if seconds is None else min(seconds, self._total_seconds)
-        # At 0, aiohttp would wait without end.
-        return aiohttp.ClientTimeout(total=max(total, 0.001), connect=self._connect_seconds)
+            raise NoAnswer(self._reason(error, total_seconds)) from None
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
         """Read the body, up to the limit.
@@ -206,14 +208,14 @@ class Session:
                 break
         return bytes(body)
 
-    def _reason(self, error: Exception) -> str:
+    def _reason(self, error: Exception, total_seconds: float) -> str:
         match error:
             case UnknownKey():
                 return "the public key of the endpoint is none of pinned"
             case aiohttp.ConnectionTimeoutError():
                 return f"no connection within {self._connect_seconds:g} s"
             case TimeoutError():
-                return f"no complete answer within {self._total_seconds:g} s"
+                return f"no complete answer within {total_seconds:.3g} s"
             case aiohttp.ClientConnectorDNSError():
                 return "the name cannot be resolved"
             case aiohttp.ClientConnectorCertificateError():

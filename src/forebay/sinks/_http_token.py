@@ -83,6 +83,7 @@ class Tokens(Login):
     Attributes:
         endpoint: the token endpoint.
         session: its connections; None: closed.
+        seconds: how long a request and its answer may take.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Tokens(Login):
         if settings["audience"] is not None:
             self._form["audience"] = _checked_text("audience", settings["audience"])
         self.session: Session | None = None
+        self.seconds = 15.0
         self._clock = clock
         self._credentials = ("", "")
         self._token: str | None = None
@@ -193,7 +195,7 @@ class Tokens(Login):
             raise SessionClosed
         headers, body = self._request()
         try:
-            response = await self.session.send(headers, body)
+            response = await self.session.send(self.endpoint, headers, body, self.seconds)
         except BlockedAddress as error:
             raise NoToken(f"token_url: {error}", is_blocked=True) from None
         except NoAnswer as error:

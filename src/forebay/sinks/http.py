@@ -1,8 +1,8 @@
 """HTTP endpoints: webhooks.
 
 Needs the extra ``http``. An endpoint may be slow, broken or hostile: times and sizes are bounded,
-redirects are not followed, and only public addresses are called unless ``Destinations`` allow
-others.
+redirects are not followed unless the configuration says where to, and only public addresses are
+called unless ``Destinations`` allow others.
 """
 
 from __future__ import annotations
@@ -10,42 +10,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from forebay.errors import ConfigError, shown
 from forebay.model.text import logger
 from forebay.sinks._contract import (
-    Accepted,
     Answer,
-    EndpointGone,
     FromRow,
     Message,
-    Refused,
-    Rejected,
-    Sink,
-    TryLater,
 )
 from forebay.sinks._destination import (
-    BlockedAddress,
     Destinations,
-    Endpoint,
     Lookup,
     parse_endpoint,
 )
+from forebay.sinks._http_calls import BEGIN_SECONDS, ROW_RULES, Calls
 from forebay.sinks._http_login import BadSecret
 from forebay.sinks._http_logins import make_login
 from forebay.sinks._http_request import (
     BODILESS,
     Format,
-    Request,
-    UnsendableHeader,
     checked_headers,
     is_header_value,
 )
 from forebay.sinks._http_tls import Tls
-from forebay.sinks._http_token import ANSWER_BYTES_MAX, NoToken, Tokens
-from forebay.sinks._retry_after import retry_after_seconds
+from forebay.sinks._http_token import ANSWER_BYTES_MAX, Tokens
+from forebay.sinks._redirects import Redirects
 from forebay.sinks._secrets import Secret, checked_secret, is_reference, read_secret
 from forebay.sinks._signing import Signer, public_key
 from forebay.sinks._support import (
@@ -59,7 +49,7 @@ from forebay.sinks._support import (
 if TYPE_CHECKING:
     import ssl
 
-    from forebay.sinks._http_client import Response, Session
+    from forebay.sinks._http_client import Session
 
 __all__ = ["Destinations", "Http", "Lookup", "Secret", "public_key"]
 
@@ -67,27 +57,11 @@ log = logger("forebay.sinks")
 
 _METHODS: Final = ("POST", "PUT", "PATCH", "GET", "DELETE")
 
-#: No request of a call begins later than this after the beginning of the call, so that a call ends
-#: in time.
-_BEGIN_SECONDS: Final = 10.0
-
 #: How often secrets and the files of TLS are read again.
 _REREAD_SECONDS: Final = 60.0
 
-#: Statuses below 500 after which a message is sent again.
-_LATER: Final = (408, 425, 429)
 
-#: Statuses with which Retry-After is about the endpoint, not about one message.
-_THROTTLES: Final = (429, 503)
-
-#: Statuses that one message of an array may have caused.
-_OF_A_MESSAGE: Final = (400, 413, 422)
-
-#: How much of an answer appears in a reason.
-_SHOWN_CHARACTERS: Final = 200
-
-
-class Http(Sink):
+class Http(Calls):
     """Sends each message to an HTTP endpoint. An answer with a status of 200 to 299 accepts it.
 
     The body is the arguments of the job as JSON. Headers are those of the job, ``forebay-id``,
@@ -127,8 +101,18 @@ class Http(Sink):
         timeout: seconds for a whole request with its answer, 0.1 to 300. The ``timeout`` of the
             drain must be at least 10 s longer.
         response_bytes_max: how many bytes of an answer are read, 1 to 1,000,000.
-        show_response: whether the beginning of a refusing answer appears in the error of the job.
-            The owner of an endpoint who sees errors can then read what the endpoint answers.
+        show_response: whether the beginning of a refusing answer appears in the error of the job,
+            and whether the body of an accepting one is kept where the endpoint keeps answers.
+            The owner of an endpoint who sees these can then read what the endpoint answers.
+        url_suffixes: whether a message of an endpoint may add a path to the address. It cannot
+            leave the place and the path of ``url``. Not for arrays.
+        timeout_max: the longest ``timeout`` that a message of an endpoint may have, 0.1 to 300
+            seconds; None: messages have none. Not for arrays.
+        redirects: how many redirects of one request are followed, 0 to 10: 307 and 308, which keep
+            method and body, and with GET also 301, 302 and 303. They must stay at scheme, host and
+            port of ``url``.
+        redirect_hosts: hosts to which redirects may lead besides, at most 20, in the form of
+            ``Destinations``. They get neither ``auth``, ``headers`` nor signatures.
         ca_file: a file with the only certificate authorities that are trusted; None: those of the
             operating system.
         cert_file: the certificate with which this client shows who it is, and the chain to its
@@ -155,36 +139,7 @@ class Http(Sink):
 
     type: ClassVar[str] = "http"
     messages_max: ClassVar[int] = 500
-    row_rules: ClassVar[Mapping[str, FromRow]] = {
-        "url": FromRow.CHECKED_ADDRESS,
-        "method": FromRow.PLAIN,
-        "headers": FromRow.SECRETS,
-        "auth": FromRow.SECRETS,
-        "secrets": FromRow.SECRETS,
-        "batch": FromRow.PLAIN,
-        "cloudevents": FromRow.PLAIN,
-        "source": FromRow.PLAIN,
-        "concurrency": FromRow.PLAIN,
-        "connect_timeout": FromRow.PLAIN,
-        "timeout": FromRow.PLAIN,
-        "response_bytes_max": FromRow.PLAIN,
-        "show_response": FromRow.ANSWERS,
-        "cert_file": FromRow.FILE,
-        "key_file": FromRow.FILE,
-        "key_passphrase": FromRow.SECRETS,
-        "pinned": FromRow.PLAIN,
-        "token_url": FromRow.CHECKED_ADDRESS,
-        "client_id": FromRow.SECRETS,
-        "client_secret": FromRow.SECRETS,
-        "scope": FromRow.PLAIN,
-        "audience": FromRow.PLAIN,
-        "token_auth": FromRow.PLAIN,
-        "aws_service": FromRow.PLAIN,
-        "aws_region": FromRow.PLAIN,
-        "aws_key_id": FromRow.SECRETS,
-        "aws_secret_key": FromRow.SECRETS,
-        "aws_session_token": FromRow.SECRETS,
-    }
+    row_rules: ClassVar[Mapping[str, FromRow]] = ROW_RULES
 
     @classmethod
     def finds_login(cls, config: Mapping[str, Any]) -> bool:
@@ -207,6 +162,10 @@ class Http(Sink):
         timeout: float = 15.0,
         response_bytes_max: int = 4096,
         show_response: bool = False,
+        url_suffixes: bool = False,
+        timeout_max: float | None = None,
+        redirects: int = 0,
+        redirect_hosts: Sequence[str] | None = None,
         ca_file: str | None = None,
         cert_file: str | None = None,
         key_file: str | None = None,
@@ -256,11 +215,35 @@ class Http(Sink):
         self._bytes_max = checked_integer(
             self.type, "response_bytes_max", response_bytes_max, least=1, most=1_000_000
         )
-        if not isinstance(show_response, bool):
+        self._shows_response = _checked_boolean("show_response", show_response)
+        self._takes_suffixes = _checked_boolean("url_suffixes", url_suffixes)
+        self._seconds_max = (
+            None
+            if timeout_max is None
+            else checked_number(self.type, "timeout_max", timeout_max, least=0.1, most=300)
+        )
+        self._redirects = Redirects(
+            redirects, redirect_hosts, method=self._method, destinations=self._destinations
+        )
+        if self._is_array and (url_suffixes or timeout_max is not None):
+            field = "url_suffixes" if url_suffixes else "timeout_max"
             raise ConfigError(
-                "sink http: show_response", f"is {shown(show_response)}, not a boolean"
+                f"sink http: {field}",
+                "has no meaning for arrays: one request has many messages",
+                hint='Give batch "one".',
             )
-        self._shows_response = show_response
+        if aws_service is not None and (redirects or url_suffixes):
+            raise ConfigError(
+                f"sink http: {'redirects' if redirects else 'url_suffixes'}",
+                "excludes aws_service, whose signature is for one address",
+                hint="Give one of the two.",
+            )
+        if cert_file is not None and redirect_hosts:
+            raise ConfigError(
+                "sink http: redirect_hosts",
+                "excludes cert_file, whose certificate other hosts would see",
+                hint="Give one of the two.",
+            )
         self._tls = Tls(
             is_tls=self._endpoint.scheme == "https",
             ca_file=ca_file,
@@ -274,7 +257,7 @@ class Http(Sink):
             # A call ends in time even if every request takes some seconds.
             self.messages_max = min(500, 5 * self._concurrency)  # type: ignore[misc]  # of this object
             self.is_single = True
-        self.call_seconds = _BEGIN_SECONDS + self._seconds + 5
+        self.call_seconds = BEGIN_SECONDS + max(self._seconds, self._seconds_max or 0) + 5
         self._slots = asyncio.Semaphore(self._concurrency)
         self._session: Session | None = None
         self._context: ssl.SSLContext | None = None
@@ -297,26 +280,19 @@ class Http(Sink):
         await self.close()
         await self._read()
         self._session = self._new_session(
-            self._endpoint, self._method, self._concurrency, self._bytes_max, self._tls.pinned
+            self._method, self._concurrency, self._bytes_max, self._tls.pinned
         )
         if isinstance(self._login, Tokens):
-            self._login.session = self._new_session(
-                self._login.endpoint, "POST", 1, ANSWER_BYTES_MAX, frozenset()
-            )
+            self._login.session = self._new_session("POST", 1, ANSWER_BYTES_MAX, frozenset())
+            self._login.seconds = self._seconds
 
     def _new_session(
-        self,
-        endpoint: Endpoint,
-        method: str,
-        connections: int,
-        bytes_max: int,
-        pinned: frozenset[str],
+        self, method: str, connections: int, bytes_max: int, pinned: frozenset[str]
     ) -> Session:
         # Needs aiohttp, for which the constructor looked.
         from forebay.sinks._http_client import Session  # noqa: PLC0415 - an extra
 
         return Session(
-            endpoint,
             method=method,
             destinations=self._destinations,
             tls=self._context,
@@ -325,7 +301,6 @@ class Http(Sink):
             proxy=self._proxy_address,
             connections=connections,
             connect_seconds=self._connect_seconds,
-            total_seconds=self._seconds,
             body_bytes_max=bytes_max,
         )
 
@@ -347,106 +322,12 @@ class Http(Sink):
                 for session in (self._session, getattr(self._login, "session", None)):
                     if session is not None:
                         session.tls = self._context
-        begin_until = time.monotonic() + _BEGIN_SECONDS
+        begin_until = time.monotonic() + BEGIN_SECONDS
         if self._is_array:
-            return await self._send_array(messages, begin_until)
+            return await self.send_array(messages, begin_until)
         async with asyncio.TaskGroup() as tasks:
-            sent = [tasks.create_task(self._send_one(one, begin_until)) for one in messages]
+            sent = [tasks.create_task(self.send_one(one, begin_until)) for one in messages]
         return [task.result() for task in sent]
-
-    async def _send_one(self, message: Message, begin_until: float) -> Answer:
-        try:
-            request = self._format.one(message)
-        except UnsendableHeader as error:
-            return Rejected(str(error))
-        answer, _ = await self._send_request(request, begin_until)
-        return answer
-
-    async def _send_array(self, messages: Sequence[Message], begin_until: float) -> list[Answer]:
-        """Send messages as one array.
-
-        Halve an array that is refused for what one message may have caused.
-        """
-        if not messages:
-            return []
-        answer, status = await self._send_request(self._format.array(messages), begin_until)
-        if status in _OF_A_MESSAGE and len(messages) > 1:
-            middle = len(messages) // 2
-            return [
-                *await self._send_array(messages[:middle], begin_until),
-                *await self._send_array(messages[middle:], begin_until),
-            ]
-        return [answer] * len(messages)
-
-    async def _send_request(self, request: Request, begin_until: float) -> tuple[Answer, int]:
-        """Return the answer, and the status or 0."""
-        from forebay.sinks._http_client import (  # noqa: PLC0415 - an extra
-            CertificateRefused,
-            NoAnswer,
-            SessionClosed,
-        )
-
-        try:
-            async with asyncio.timeout(max(0.0, begin_until - time.monotonic())):
-                await self._slots.acquire()
-        except TimeoutError:
-            return self._unavailable(
-                f"answers too slowly: a message was not sent within {_BEGIN_SECONDS:g} s"
-            ), 0
-        try:
-            session = self._session
-            if session is None:
-                raise SessionClosed
-            response = await self._exchange(session, request)
-        except BlockedAddress as error:
-            return self._blocked("address", error), 0
-        except NoToken as error:
-            if error.is_blocked:
-                return self._blocked("address of token_url", error), 0
-            return self._unavailable(str(error)), 0
-        except CertificateRefused as error:
-            return self._unavailable(str(error)), 0
-        except NoAnswer as error:
-            return TryLater(str(error)), 0
-        except SessionClosed:
-            return self._unavailable("the sink was closed"), 0
-        finally:
-            self._slots.release()
-        refusal = self._login.refusal(response)
-        if refusal is not None:
-            return self._unavailable(refusal), 0
-        text = self._redacted(response.body) if self._shows_response else ""
-        return _answer_to(response, text), response.status
-
-    async def _exchange(self, session: Session, request: Request) -> Response:
-        """Send a request, and once more if the endpoint wants a newer login."""
-        headers = request.headers
-        if self._signer is not None:
-            now = int(time.time())
-            headers = {**headers, **self._signer.headers(request.id, now, request.body)}
-        until = time.monotonic() + self._seconds
-        is_last = False
-        while True:
-            login = await self._login.headers(headers, request.body, until - time.monotonic())
-            seconds = until - time.monotonic()
-            response = await session.send({**headers, **login}, request.body, seconds)
-            is_late = is_last or time.monotonic() >= until
-            if response.status != 401 or is_late or not self._login.renews(login):
-                return response
-            is_last = True
-
-    def _blocked(self, what: str, error: Exception) -> Refused:
-        log.warning("sink http: %s is blocked: %s", self.place, error)
-        return Refused(
-            f"{self.place}: blocked {what}, which the settings of this process do not allow"
-        )
-
-    def _redacted(self, body: bytes) -> str:
-        text = body.decode(errors="replace")
-        for hidden in (*self._hidden_before, *self._hidden, *self._login.hidden):
-            text = text.replace(hidden, "***")
-        text = "".join(one if one.isprintable() else " " for one in text)
-        return text[:_SHOWN_CHARACTERS]
 
     async def _read(self) -> None:
         """Read what is referenced."""
@@ -487,24 +368,6 @@ class Http(Sink):
         return text
 
 
-def _answer_to(response: Response, text: str) -> Answer:
-    """Return what an answer means; the text is what is shown of its body."""
-    status = response.status
-    reason = f"HTTP status {status}"
-    if 300 <= status <= 399:
-        reason += ": redirect, which is not followed"
-    elif text:
-        reason += f": {text}"
-    if 200 <= status <= 299:
-        return Accepted(response=reason)
-    if status == 410:
-        return EndpointGone(reason)
-    if 400 <= status <= 499 and status not in _LATER:
-        return Rejected(reason)
-    after = retry_after_seconds(response.retry_after, datetime.now(UTC))
-    return TryLater(reason, after, throttles=status in _THROTTLES and after is not None)
-
-
 def _check_events(
     cloudevents: str | None, source: str | None, method: str, *, is_array: bool
 ) -> None:
@@ -517,6 +380,12 @@ def _check_events(
         raise ConfigError("sink http: cloudevents", 'is "binary", which has no arrays')
     if method in BODILESS and (is_array or cloudevents == "structured"):
         raise ConfigError("sink http: method", f"is {method}, which sends no body")
+
+
+def _checked_boolean(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"sink http: {field}", f"is {shown(value)}, not a boolean")
+    return value
 
 
 def _checked_destinations(value: Destinations | Mapping[str, Any] | None) -> Destinations:

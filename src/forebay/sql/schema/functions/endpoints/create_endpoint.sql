@@ -30,7 +30,8 @@
 --                      `drop`, they are dropped for this endpoint
 --   max_age            age at which a delivery expires, 1 second to 10 years; null: that of its
 --                      event
---   keeps_response     the answer is kept as the result of the delivery
+--   keeps_response     the answer is kept as the result of the delivery, for `retention_days`: of
+--                      `http` the status and `seconds`, and with `show_response` type and body
 --   disable_on_gone    an answer that says that the endpoint wants no messages any more (410) disables
 --                      it; false: that message becomes a dead letter, and no more
 --

@@ -25,6 +25,13 @@ begin
                  ('aws_key_id', 'aws_secret_key')) o (name, first)
     where c ? o.first and not c ? o.name;
     return query
+    select x.name, 'excludes aws_service, whose signature is for one address', 'Give one of the two.'
+    from (values ('redirects', '0'::jsonb), ('url_suffixes', 'false')) x (name, off)
+    where c ? 'aws_service' and coalesce(c -> x.name, x.off) <> x.off
+    union all
+    select 'redirect_hosts', 'excludes cert_file, whose certificate other hosts would see', 'Give one of the two.'
+    where c ? 'cert_file' and coalesce(c -> 'redirect_hosts', '[]') <> '[]';
+    return query
     select r.name, 'is not a reference to a secret', 'Write "env:NAME" or "file:/path".'
     from unnest('{client_secret,aws_key_id,aws_secret_key,aws_session_token}'::text[]) r (name)
     where c ? r.name and not forebay._is_reference(c -> r.name);

@@ -18,7 +18,7 @@ begin
     return query
     select 'config.' || r.name, format('config: %s is not a %snumber from %s to %s', r.name, case when r.is_whole then 'whole ' else '' end, r.least, r.most), null
     from (values ('concurrency', 1, 1000, true), ('connect_timeout', 0.1, 60, false), ('timeout', 0.1, 300, false),
-                 ('response_bytes_max', 1, 1000000, true)) r (name, least, most, is_whole)
+                 ('response_bytes_max', 1, 1000000, true), ('timeout_max', 0.1, 300, false), ('redirects', 0, 10, true)) r (name, least, most, is_whole)
     where c ? r.name and (case when jsonb_typeof(c -> r.name) = 'number'
                                then (c ->> r.name)::numeric between r.least and r.most
                                     and (not r.is_whole or (c ->> r.name)::numeric = trunc((c ->> r.name)::numeric)) end) is not true;
@@ -26,6 +26,14 @@ begin
     select 'config.' || p.name, 'config: ' || p.name || ' ' || p.problem, p.hint
     from (values
         ('show_response', 'is not true or false', null, c ? 'show_response' and jsonb_typeof(c -> 'show_response') <> 'boolean'),
+        ('url_suffixes', 'is not true or false', null, c ? 'url_suffixes' and jsonb_typeof(c -> 'url_suffixes') <> 'boolean'),
+        ('url_suffixes', 'has no meaning for arrays: one request has many messages', 'Give batch "one".',
+         c ->> 'batch' = 'array' and c -> 'url_suffixes' = 'true'),
+        ('timeout_max', 'has no meaning for arrays: one request has many messages', 'Give batch "one".', c ->> 'batch' = 'array' and c ? 'timeout_max'),
+        ('redirect_hosts', 'is not a list of at most 20 hosts', 'Such as ["hooks.example", "*.eu.example:8443"].',
+         c ? 'redirect_hosts' and not forebay._are_hosts(c -> 'redirect_hosts')),
+        ('redirect_hosts', 'has no meaning without redirects', 'Give redirects, such as 3.',
+         c -> 'redirect_hosts' -> 0 is not null and coalesce(c -> 'redirects', '0') = '0'),
         ('source', 'is missing: events of cloudevents have one', 'Give source, such as "/shop".', c ? 'cloudevents' and not c ? 'source'),
         ('source', 'is not a text of 1 to 1000 printable characters', null,
          c ? 'source' and (jsonb_typeof(c -> 'source') = 'string' and length(c ->> 'source') between 1 and 1000 and c ->> 'source' !~ E'[\\x01-\\x1f\\x7f]') is not true),
@@ -55,6 +63,18 @@ begin
                            'webhook-id', 'webhook-signature', 'webhook-timestamp');
     end if;
 end
+$$;
+
+
+-- Is a JSON value a list of hosts, as far as SQL knows their form? The sink knows all of it.
+create function forebay._are_hosts(p_hosts jsonb) returns boolean
+language sql immutable
+as $$
+    select case when jsonb_typeof(p_hosts) = 'array'
+                then jsonb_array_length(p_hosts) <= 20
+                     and not exists (select from jsonb_array_elements(p_hosts) h
+                                     where (jsonb_typeof(h) = 'string' and length(h #>> '{}') <= 300 and h #>> '{}' ~ E'^[^\\s\\\\@/?#\x01-\x1f\x7f]+(/[0-9]{1,3})?$') is not true)
+                else false end
 $$;
 
 

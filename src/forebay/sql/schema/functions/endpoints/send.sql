@@ -9,6 +9,10 @@
 --   expires_at    as of forebay.enqueue(), as the others; the endpoint's `max_age`, if it has one,
 --                 bounds it
 --   ordering_key  messages of the endpoint with the same key are sent one at a time, in order
+--   url_suffix    a path below the address of the endpoint, such as `/orders/7`, if its setting
+--                 `url_suffixes` is true: at most 500 letters, digits and `- . _ ~ : , = +`
+--                 between single slashes
+--   timeout       of the request, from 0.1 s to the endpoint's `timeout_max`; null: its `timeout`
 --
 -- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled, 53400 as many
 --   deliveries wait for it as its `max_waiting` allows, unless `unique_as` finds the message there.
@@ -18,7 +22,7 @@
 create function forebay.send(
     endpoint text, payload jsonb, kind text default 'message', priority integer default 100, delay interval default null,
     run_at timestamptz default null, expires_at timestamptz default null, {options parameters but max_attempts, limit_key},
-    unique_as jsonb default null)
+    unique_as jsonb default null, url_suffix text default null, timeout interval default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -29,17 +33,22 @@ declare
     v_endpoint constant forebay.endpoint := forebay._open_endpoint(send.endpoint);
     v_waiting  bigint;
     v_made     record;
+    v_args     jsonb := jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id);
 begin
     if send.payload is null then
         raise exception using errcode = 'JQ001', column = 'payload', message = 'payload is null',
             hint = $h$Nothing was sent. The value null of JSON is 'null'::jsonb.$h$;
+    end if;
+    if num_nonnulls(send.url_suffix, send.timeout) > 0 then
+        perform forebay._check_request(v_endpoint, send.url_suffix, extract(epoch from send.timeout));
+        v_args := v_args || forebay._request_args(send.url_suffix, extract(epoch from send.timeout));
     end if;
     v_waiting := forebay._waiting_beyond(v_endpoint, 1);
     if v_waiting is not null then
         -- A message that was sent before, and whose answer was lost, adds nothing.
         if coalesce(nullif(send.unique_as, 'null'), '"none"') <> '"none"' then
             v_made := forebay.enqueue_unique(
-                send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), send.unique_as, 'forebay.deliver',
+                send.kind, v_args, send.unique_as, 'forebay.deliver',
                 send.priority, send.delay, send.run_at,
                 forebay._delivery_end(send.expires_at, send.run_at, send.delay, v_endpoint.max_age),
                 ordering_key => forebay._delivery_key(v_endpoint.name, send.ordering_key), limit_key => v_endpoint.name,
@@ -51,7 +60,7 @@ begin
         perform forebay._raise_full(v_endpoint.name, v_waiting, 1, v_endpoint.max_waiting, 'sent');
     end if;
     return forebay.enqueue(
-        send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
+        send.kind, v_args, 'forebay.deliver', send.priority,
         send.delay, send.run_at,
         forebay._delivery_end(send.expires_at, send.run_at, send.delay, v_endpoint.max_age),
         unique_as => send.unique_as, ordering_key => forebay._delivery_key(v_endpoint.name, send.ordering_key), limit_key => v_endpoint.name,

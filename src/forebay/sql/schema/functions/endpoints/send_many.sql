@@ -12,7 +12,8 @@
 -- pages: 80 + 8 a message
 create function forebay.send_many(
     endpoint text, payloads jsonb[], kind text default 'message', priority integer default 100, delay interval default null,
-    run_at timestamptz default null, expires_at timestamptz default null, {options parameters but max_attempts, limit_key})
+    run_at timestamptz default null, expires_at timestamptz default null, {options parameters but max_attempts, limit_key},
+    url_suffix text default null, timeout interval default null)
 returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -21,12 +22,16 @@ as $$
 #variable_conflict use_column
 declare
     v_endpoint constant forebay.endpoint := forebay._open_endpoint(send_many.endpoint);
+    v_request  constant jsonb := forebay._request_args(send_many.url_suffix, extract(epoch from send_many.timeout));
     v_first    forebay._job_input;
     v_problem  text;
     v_jobs     forebay._job_input[];
 begin
     if coalesce(cardinality(send_many.payloads), 0) = 0 then
         return '{}';
+    end if;
+    if v_request <> '{}' then
+        perform forebay._check_request(v_endpoint, send_many.url_suffix, extract(epoch from send_many.timeout), 0);
     end if;
     v_first := (
         select row('forebay.deliver', send_many.priority, extract(epoch from send_many.delay), send_many.run_at,
@@ -42,10 +47,10 @@ begin
     v_jobs := array(
         select row(v_first.queue, v_first.priority, v_first.delay, v_first.run_at, v_first.expires_at, {job of j})::forebay._job_input
         from unnest(send_many.payloads) with ordinality p (payload, nr)
-        cross join lateral (select jsonb_build_object('payload', p.payload, 'endpoint', v_endpoint.endpoint_id) as args,
+        cross join lateral (select jsonb_build_object('payload', p.payload, 'endpoint', v_endpoint.endpoint_id) || v_request as args,
                                    {job of v_first but args}) j
         order by p.nr);
-    perform forebay._check_payloads(send_many.payloads, v_endpoint.endpoint_id);
+    perform forebay._check_payloads(send_many.payloads, v_endpoint.endpoint_id, v_request);
     perform forebay._require_below_bound(v_endpoint, cardinality(v_jobs));
     return forebay._enqueue_jobs(v_jobs);
 end
@@ -53,8 +58,8 @@ $$;
 
 
 -- Send messages to endpoints, all or none; returns the ids of the deliveries in input order.
--- `messages` is a JSON array of objects with the parameters of forebay.send() as keys, `delay` in
--- seconds; only `endpoint` and `payload` are required. With `unique_as` an id may be that of an
+-- `messages` is a JSON array of objects with the parameters of forebay.send() as keys, `delay` and
+-- `timeout` in seconds; only `endpoint` and `payload` are required. With `unique_as` an id may be that of an
 -- existing delivery.
 --
 -- Errors: those of forebay.send(), naming the first bad message by its index, from 0.
@@ -84,7 +89,8 @@ begin
         join forebay.endpoint n on n.name = r.message ->> 'endpoint'
         cross join lateral (select case when r.delay between 0 and 3155760000 then r.delay end as seconds) d
         cross join lateral (
-            select jsonb_build_object('payload', r.message -> 'payload', 'endpoint', n.endpoint_id) as args, coalesce(r.kind, 'message') as kind,
+            select jsonb_build_object('payload', r.message -> 'payload', 'endpoint', n.endpoint_id)
+                   || forebay._request_args(r.message ->> 'url_suffix', (r.message ->> 'timeout')::numeric) as args, coalesce(r.kind, 'message') as kind,
                    null::integer as max_attempts, n.name as limit_key, case when r.ordering_key is not null then forebay._delivery_key(n.name, r.ordering_key) end as ordering_key,
                    {job of r but args, kind, max_attempts, limit_key, ordering_key}) j;
     exception when data_exception then
@@ -144,7 +150,7 @@ $$;
 -- Refuse the first payload that is null, too large or too deep.
 --
 -- Errors: JQ001, JQ002, JQ003.
-create function forebay._check_payloads(p_payloads jsonb[], p_endpoint_id bigint) returns void
+create function forebay._check_payloads(p_payloads jsonb[], p_endpoint_id bigint, p_request jsonb) returns void
 language plpgsql stable
 as $$
 declare
@@ -159,7 +165,7 @@ begin
             raise exception using errcode = 'JQ001', column = 'payloads', message = format('message %s: payload is null', v_odd.index),
                 detail = jsonb_build_object('index', v_odd.index), hint = $h$Nothing was sent. The value null of JSON is 'null'::jsonb.$h$;
         end if;
-        perform forebay._check_args(jsonb_build_object('payload', v_odd.payload, 'endpoint', p_endpoint_id), v_odd.index, 'message');
+        perform forebay._check_args(jsonb_build_object('payload', v_odd.payload, 'endpoint', p_endpoint_id) || p_request, v_odd.index, 'message');
     end loop;
 end
 $$;
@@ -172,7 +178,7 @@ create function forebay._check_messages(p_messages jsonb) returns void
 language plpgsql stable
 as $$
 declare
-    v_keys constant text[] := array['endpoint', 'payload', 'kind', 'priority', 'delay', 'run_at', 'expires_at', {options keys but max_attempts, limit_key}, 'unique_as'];
+    v_keys constant text[] := array['endpoint', 'payload', 'kind', 'priority', 'delay', 'run_at', 'expires_at', {options keys but max_attempts, limit_key}, 'unique_as', 'url_suffix', 'timeout'];
     v_bad  record;
 begin
     if jsonb_typeof(p_messages) is distinct from 'array' then
@@ -184,15 +190,24 @@ begin
         when jsonb_typeof(e.value) <> 'object' then format('must be a JSON object, not %s', jsonb_typeof(e.value))
         when (e.value - v_keys) <> '{}' then format('unknown option %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(e.value - v_keys) k limit 1))
         when jsonb_typeof(e.value -> 'endpoint') is distinct from 'string' then 'has no endpoint'
-        when not e.value ? 'payload' then 'has no payload' end as problem
+        when not e.value ? 'payload' then 'has no payload'
+        when coalesce(jsonb_typeof(e.value -> 'url_suffix'), 'null') not in ('string', 'null') then 'url_suffix is not a text'
+        when coalesce(jsonb_typeof(e.value -> 'timeout'), 'null') not in ('number', 'null') then 'timeout is not a number of seconds' end as problem
     into v_bad
     from jsonb_array_elements(p_messages) with ordinality e (value, nr)
     left join forebay.endpoint n on jsonb_typeof(e.value) = 'object' and n.name = e.value ->> 'endpoint'
     where case when jsonb_typeof(e.value) = 'object'
                then (e.value - v_keys) <> '{}' or n.endpoint_id is null or n.disabled_at is not null or not e.value ? 'payload'
+                    or e.value ?| '{url_suffix,timeout}' and (coalesce(jsonb_typeof(e.value -> 'url_suffix'), 'null') not in ('string', 'null')
+                                                              or coalesce(jsonb_typeof(e.value -> 'timeout'), 'null') not in ('number', 'null'))
                else true end
     order by e.nr limit 1;
     if not found then
+        if p_messages @? '$[*] ? (exists (@.url_suffix) || exists (@.timeout))' then
+            perform forebay._check_request(n, e.value ->> 'url_suffix', (e.value ->> 'timeout')::numeric, e.nr - 1)
+            from jsonb_array_elements(p_messages) with ordinality e (value, nr) join forebay.endpoint n on n.name = e.value ->> 'endpoint'
+            where e.value ?| '{url_suffix,timeout}';
+        end if;
         return;
     elsif v_bad.problem is not null then
         raise exception using errcode = 'JQ001', column = 'messages', message = format('message %s: %s', v_bad.index, v_bad.problem),

@@ -21,7 +21,7 @@ end
 $$;
 
 
--- Keep the return value of a handler.
+-- Keep the return value of a handler, for some seconds; without them, as long as the log keeps ended jobs by age, and for an hour at least.
 create function forebay._keep_result(p_row forebay.log, p_group_id bigint, p_kept jsonb) returns void
 language plpgsql volatile
 as $$
@@ -30,7 +30,8 @@ declare
 begin
     insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value, problem)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, forebay._now(),
-            forebay._now() + make_interval(secs => least((p_kept ->> 'seconds')::double precision, 315360000)),
+            forebay._now() + coalesce(make_interval(secs => least((p_kept ->> 'seconds')::double precision, case when p_kept ->> 'seconds' is not null then 315360000 end)),
+                                      greatest(forebay._retention(1), interval '1 hour')),
             v_result.value, v_result.problem);
 end
 $$;
