@@ -75,7 +75,7 @@ declare
     v_millis   integer[];
     v_done     integer;
     v_at       constant timestamptz := forebay._now();
-    v_tells    constant boolean := pg_sequence_last_value('forebay.notices_seq') is not null;
+    v_has_notices constant boolean := pg_sequence_last_value('forebay.notices_seq') is not null;
     v_claims   bigint[];                 -- with notices: the flushes that were settled
     v_flushes  integer[];
 begin
@@ -112,7 +112,7 @@ begin
                 if v_flush ? 'counters' then
                     perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
                 end if;
-                if v_tells then
+                if v_has_notices then
                     v_claims := v_claims || claim_no;
                     v_flushes := v_flushes || flush_no;
                 end if;
@@ -214,7 +214,7 @@ begin
         if v_flush ? 'counters' then
             perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
         end if;
-        if v_tells then
+        if v_has_notices then
             v_claims := v_claims || claim_no;
             v_flushes := v_flushes || flush_no;
         end if;

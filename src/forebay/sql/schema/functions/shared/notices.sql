@@ -68,7 +68,12 @@ as $$
 declare
     v_end record;
 begin
-    if not exists (select from forebay.queue_notices) then
+    -- A database in which another queue has them pays for these look-ups, and for no more.
+    perform from forebay.batch b
+    join forebay.queue_group g on g.group_id = b.group_id
+    join forebay.queue_notices n on n.queue = g.queue
+    where b.lease_id = p_lease_id and b.claim_no = any (p_claims) limit 1;
+    if not found then
         return;
     end if;
     for v_end in
