@@ -450,6 +450,19 @@ def test_maximum_attempts_of_a_queue(forebay):
     assert forebay("queues", "max-attempts", "--remove").code == 2
 
 
+def test_notices_of_a_queue(forebay, conn):
+    """Switched on and off; where the server sends none, the command says why."""
+    answer = forebay("queues", "notices", "mail", "on").out
+    assert answer.startswith("queue mail: notices on\n→ this session would send none: ")
+    conn.execute(f"alter database {conn.info.dbname} set forebay.wakeup = 'on'")
+    changed = forebay("queues", "notices", "mail", "on", "--json").json
+    assert changed == {"queue": "mail", "notices": True, "before": True, "sends": True}
+    assert "notices          on, set now" in forebay("queues", "show", "mail").out
+    assert forebay("queues", "notices", "mail", "off").out == "queue mail: notices off\n"
+    assert forebay("queues", "notices", "mail", "yes").code == 2
+    assert forebay("queues", "notices", "a b", "on").code != 0
+
+
 @pytest.mark.slow
 def test_a_failure_is_shown_with_its_number_and_the_number_of_all(forebay, database, conn):
     """

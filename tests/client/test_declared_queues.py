@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from forebay import App, Client, Queue, QueueDifference
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, InvalidJob
 from tests.client.drivers import ALL
 
 
@@ -63,6 +63,8 @@ def test_a_declared_queue_is_copied_with_its_settings():
         ({"groups": "default"}, "queue q: groups must be names, not 'default'"),
         ({"groups": ["a", "a"]}, "queue q: groups names a group twice: a, a"),
         ({"groups": ["a b"]}, "queue q: groups is not a name: 'a b'"),
+        ({"notices": "on"}, "queue q: notices must be True or False, not 'on'"),
+        ({"notices": 1}, "queue q: notices must be True or False, not 1"),
         ({"name": "a b"}, "queue 'a b': name is not a name"),
         ({"name": None}, "queue None: name must be text"),
     ],
@@ -87,6 +89,22 @@ def test_a_queue_is_declared_once(database):
             "rate 2"
             ) in str(error.value)  # fmt: skip
     assert len(app.apply()) == 2
+
+
+def test_notices_are_declared_and_switched_by_the_client(database):
+    """Declared off is what the database has; a wrong value is refused by name."""
+    app = App(database, name="shop")
+    app.queue("mail", notices=True)
+    app.queue("imports", notices=False)
+    assert [(each.queue, each.setting, each.action) for each in app.apply()] == [
+        ("mail", "notices", "set")
+    ]
+    client = app.client()
+    assert client.set_notices("mail", False) is True
+    assert client.set_notices("mail", False) is False
+    with pytest.raises(InvalidJob) as error:
+        client.set_notices("mail", 1)
+    assert "enabled" in str(error.value)
 
 
 def test_applying_returns_what_was_different(database):

@@ -21,7 +21,7 @@ GOOD = {
     "act": "cancel", "age": 60, "app": "shop", "at": NEW_YEAR - timedelta(days=3650),
     "attempts": 5, "backfill_id": 1,
     "cause": "x", "concurrency": 3, "config": {"url": "https://example.com/x"}, "dead_id": 1,
-    "end": NEW_YEAR + timedelta(days=1), "endpoint": "main", "event_type": "shop.paid",
+    "enabled": True, "end": NEW_YEAR + timedelta(days=1), "endpoint": "main", "event_type": "shop.paid",
     "file": "x", "first": 1, "from_version": 0, "function": lambda state, args: (state, args),
     "job_id": 1, "jobs": 1, "kind": "mail", "lanes": 4, "last": 2, "limit_key": "k",
     "name": "main", "payload": {"a": 1}, "payloads": [{"a": 1}], "priority": 5, "queue": "mail",

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from tests.support.engine import connect, enqueue, one, state
-from tests.support.other_languages import COMMANDS, environment, other_worker
+from tests.support.engine import Reader, connect, enqueue, one, state
+from tests.support.other_languages import COMMANDS, EXAMPLES, environment, other_worker
 from tests.support.waiting import wait_for
 from tests.support.worker_process import ROOT
 
@@ -83,3 +83,31 @@ def test_the_vectors_hold_in_node(database):
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("ok ") > 20
+
+
+def test_a_program_in_node_waits_for_the_end_of_a_job(conn, database, tmp_path):
+    """It listens before it looks, and hears of the end: its next look would be after the test."""
+    conn.execute(f"alter database {conn.info.dbname} set forebay.wakeup = 'on'")
+    one(conn, "select forebay.set_notices('q', true)")
+    with Reader(database, "q") as reader:
+        job_id = enqueue(conn, queue="q")
+        program = tmp_path / "wait.cjs"
+        source = (EXAMPLES / "wait.cjs").read_text(encoding="utf-8")
+        program.write_text(source.replace("5000", "500000"), encoding="utf-8")
+        waiter = subprocess.Popen(
+            ["node", str(program), "q", str(job_id)],
+            env=environment(database, "node"),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            looks = (
+                "select count(*) from pg_stat_activity"
+                " where query like '%forebay.job($1)%' and state = 'idle'"
+            )
+            wait_for(lambda: one(conn, looks) == 1)
+            reader.finish(reader.claim())
+            assert waiter.communicate(timeout=60)[0] == "default: done\n"
+            assert waiter.returncode == 0
+        finally:
+            waiter.kill()

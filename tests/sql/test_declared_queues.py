@@ -299,7 +299,7 @@ def test_two_versions_that_are_deployed_at_once_are_applied_one_after_the_other(
 def test_without_the_lock_the_second_version_compares_with_what_is_gone(database):
     lock = (
         "lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, "
-        "forebay.dead_retention in share row exclusive mode;"
+        "forebay.dead_retention, forebay.queue_notices in share row exclusive mode;"
     )
     break_function(database, "apply_queues", (lock, ""), ("perform forebay._lock_settings();", ""))
     found, _ = apply_at_the_same_time(database)

@@ -197,6 +197,7 @@ SETTINGS = {
     "search_path": "",
     "forebay.wakeup": "'; drop table forebay.log; --",
     "forebay.search_path_before": "evil",
+    "forebay.notices": "'; drop table forebay.log; --",
 }
 
 TO_STORE = """select forebay.enqueue('work', '{"a": [1.25, null, "x"]}', queue => 'q',

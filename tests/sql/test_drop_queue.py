@@ -25,6 +25,7 @@ SETTINGS = (
     "key_pause",
     "queue_attempts",
     "dead_retention",
+    "queue_notices",
     "applied_setting",
     "kind_queue",
 )
@@ -35,6 +36,7 @@ select forebay.limit_queue('mail', max_waiting => 100, rate => 5),
        forebay.pause_key('mail', ordering_key => 'k'),
        forebay.pause_key('mail', limit_key => 'k'),
        forebay.set_max_attempts('mail', 3),
+       forebay.set_notices('mail', true),
        forebay.keep_dead('mail', 7);
 insert into forebay.applied_setting values ('mail', 'rate', '5', 'shop', now());
 insert into forebay.kind_queue (kind, queue, recorded_at, recorded_by) values ('send', 'mail',
@@ -90,6 +92,7 @@ def test_a_dropped_queue_leaves_nothing_to_run_and_no_setting(database, conn):
         "paused keys",
         "max attempts",
         "dead letters",
+        "notices",
         "declared",
         "kinds",
         "subjects",

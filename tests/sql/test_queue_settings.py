@@ -13,7 +13,7 @@ def read(conn, queue="mail") -> dict:
 def test_a_queue_that_nobody_has_set_up_has_what_is_built_in(conn):
     """Every setting is there, also of a queue that is not in use."""
     found = read(conn)
-    assert {part for part, _ in found} == {"waiting", "starts", "retries", "retention"}
+    assert {part for part, _ in found} == {"waiting", "starts", "retries", "retention", "notices"}
     assert {row["source"] for row in found.values()} == {"built in"}
     assert found["starts", "concurrency"]["value"] is None
     assert found["starts", "shards"]["value"] == 1

@@ -66,6 +66,7 @@ GOOD = {
     "payloads": "array['{}'::jsonb]", "tokens": "array['1-1-1']", "worker": "'w1'",
     "error": "'x'", "delay": "'1 s'", "reason": "'x'",
     "alerts": "'[]'", "p_alerts": "'[]'", "p_clear_seconds": "60", "start": "now()",
+    "enabled": "true",
 }  # fmt: skip
 
 #: Errors of a query that the caller gave: its words are not ours.

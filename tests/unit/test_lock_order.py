@@ -14,7 +14,7 @@ TAKES = re.compile(
     r"|forebay\._try_lock\('(?P<tried>\w+)'\)"
     r"|forebay\.(?P<call>_?\w+)\("
     r"|(?:insert into|delete from|update) forebay\.(?P<written>queue_limits|key_limits|queue_shards"
-    r"|dead_retention|queue_attempts|applied_setting)\b"
+    r"|dead_retention|queue_attempts|queue_notices|applied_setting)\b"
     r"|-- include: (?P<include>lock_lane)"
 )
 

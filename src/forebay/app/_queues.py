@@ -52,6 +52,7 @@ class AppQueues(Doors, declares=True):
         dead_keep_days: int | Literal["forever"] | None = None,
         groups: Iterable[str] = (),
         max_waiting_group: str | None = None,
+        notices: bool | None = None,
     ) -> Queue:
         """Declare settings of a queue.
 
@@ -77,6 +78,7 @@ class AppQueues(Doors, declares=True):
                 job. Groups are never closed.
             max_waiting_group: the consumer group whose waiting jobs count; needs ``max_waiting``.
                 Default: ``default``.
+            notices: whether the queue sends notices of changes; see ``Client.set_notices``.
 
         Raises:
             ConfigError: a setting is refused, or the queue is declared twice with different
@@ -100,6 +102,7 @@ class AppQueues(Doors, declares=True):
             dead_keep_days=dead_keep_days,
             groups=groups,
             max_waiting_group=max_waiting_group,
+            notices=notices,
         )
         self._internals.add_queue(declared)
         return declared

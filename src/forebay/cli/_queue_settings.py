@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forebay.model.settings import QueueSetting
 
 #: How many groups, thresholds and kinds are named: the screen has 24 lines.
-_NAMED_MOST: Final = 4
+_NAMED_MOST: Final = 3
 
 
 def show(
@@ -66,6 +66,7 @@ _LINES: Final = (
     ("shards", "shards", ""),
     ("dead_keep_days", "dead letters", "days"),
     ("retention_days", "ended jobs", "days"),
+    ("notices", "notices", ""),
 )
 
 _LISTED: Final = ("groups", "keys", "alerts", "kinds")
@@ -75,6 +76,8 @@ def _value(each: QueueSetting, unit: str) -> str:
     value: Any = each.value
     if value is None:
         text = "forever" if each.setting == "dead_keep_days" else "no limit"
+    elif isinstance(value, bool):
+        text = "on" if value else "off"
     else:
         text = f"{value:,.10g}" if isinstance(value, int | float) else str(value)
         text += f" {unit}" if unit else ""

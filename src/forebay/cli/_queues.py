@@ -194,6 +194,37 @@ def max_attempts(
         console().print(f"queue {queue}: {what}")
 
 
+@commands.add("notices")
+def notices(
+    queue: Name,
+    switch: Annotated[str, argument("on|off", "Whether the queue sends them.")],
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Send notices of what happens to the jobs and settings of a queue to LISTEN forebay_events.
+
+    Every role that can connect to the database can listen. A notice has names of queue and group,
+    ids of jobs, and words of Forebay.
+    """
+    from forebay.db.own import run_own
+    from forebay.ops.protocol import producers_notify
+
+    if switch not in ("on", "off"):
+        raise click.UsageError(f"{switch}: give on or off")
+    before = client_of(dsn).set_notices(queue, switch == "on")
+    sends = run_own(address_of(dsn), producers_notify())
+    if as_json:
+        print_json({"queue": queue, "notices": switch == "on", "before": before, "sends": sends})
+        return
+    console().print(f"queue {queue}: notices {switch}")
+    if switch == "on" and not sends:
+        console().print(
+            "→ this session would send none: the server can prepare transactions, or "
+            "forebay.wakeup is off; set forebay.wakeup to on for the database"
+        )
+
+
 @commands.add("limit")
 def limit(
     queue: Annotated[str | None, argument("[QUEUE]", "The queue.")] = None,

@@ -48,6 +48,7 @@ class QueueSettings:
         dead_keep_days: for how many days dead letters are kept, or ``"forever"``.
         groups: names of consumer groups.
         max_waiting_group: see ``Limits``; only with ``max_waiting``.
+        notices: whether the queue sends notices of changes.
 
     Raises:
         InvalidJob: a setting has the wrong type or is out of range.
@@ -64,6 +65,7 @@ class QueueSettings:
     dead_keep_days: int | Literal["forever"] | None = None
     groups: tuple[str, ...] = ()
     max_waiting_group: str | None = None
+    notices: bool | None = None
 
     def __post_init__(self) -> None:
         for name, most in _INTEGERS.items():
@@ -80,6 +82,8 @@ class QueueSettings:
             checks.checked_name(self.max_waiting_group, "max_waiting_group")
             if self.max_waiting is None:
                 raise InvalidJob("max_waiting_group", "is given without max_waiting")
+        if self.notices is not None and not isinstance(self.notices, bool):
+            raise InvalidJob("notices", f"must be True or False, not {shown(self.notices)}")
         object.__setattr__(self, "groups", _checked_groups(self.groups))
 
     def given(self) -> dict[str, Any]:
@@ -122,8 +126,8 @@ class QueueDifference:
     Attributes:
         queue: the queue.
         setting: ``max_waiting``, ``rate``, ``concurrency``, ``key_rate``, ``key_concurrency``,
-            ``shards``, ``dead_keep_days``, or ``group`` and a name. A rate and its burst are one
-            setting, and so are ``max_waiting`` and its group.
+            ``shards``, ``dead_keep_days``, ``notices``, or ``group`` and a name. A rate and its
+            burst are one setting, and so are ``max_waiting`` and its group.
         database: the value in the database; None for the default. A rate is a dict with ``rate``
             and ``burst``, a ``max_waiting`` that counts for another group than ``default`` one with
             ``max_waiting`` and ``max_waiting_group``, an open group is ``"open"``.

@@ -317,6 +317,17 @@ def max_attempts() -> Operation[dict[str, int]]:
     return Operation("select queue, max_attempts from forebay.queue_attempts order by queue", dict)
 
 
+def set_notices(queue: str, enabled: bool) -> Operation[bool]:
+    """Return the call that switches the notices of a queue; it returns whether it sent them."""
+    if not isinstance(enabled, bool):
+        raise InvalidJob("enabled", f"must be True or False, not {shown(enabled)}")
+    return Operation(
+        "select forebay.set_notices(queue => %(queue)s, enabled => %(enabled)s::boolean)",
+        lambda rows: bool(scalar(rows)),
+        {"queue": checks.checked_name(queue, "queue"), "enabled": enabled},
+    )
+
+
 def configure(name: str, value: SettingValue, *, dry_run: bool = False) -> Operation[Any]:
     """Return the call that changes a setting of the database; it returns the previous value.
 

@@ -181,6 +181,25 @@ class AsyncQueues(AsyncClientBase):
         """
         return await self._run(conn, queues.max_attempts())
 
+    async def set_notices(
+        self, queue: str, enabled: bool, *, conn: AsyncConnection | None = None
+    ) -> bool:
+        """Switch on or off that a queue sends notices of changes; return whether it did before.
+
+        A notice is sent on the channel ``forebay_events`` with the commit of what ends a job or a
+        subject, lets it run again, or changes a setting of the queue. It has names, ids of jobs and
+        words of Forebay. Every role that can connect to the database can listen.
+
+        Args:
+            queue: the queue.
+            enabled: whether it sends notices.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidJob: a bad name or value.
+        """
+        return await self._run(conn, queues.set_notices(queue, enabled))
+
     async def limit_queue(
         self,
         queue: str,

@@ -106,6 +106,7 @@ begin
         perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd' and f.job_id <> all (v_held)) || v_partly);
         perform forebay._note_cancelled_matches(v_found, v_held || v_partly, false, null);
         perform forebay._note_cancelled_jobs(v_partly);
+        perform forebay._announce_cancelled(v_found, coalesce(v_asked, '{}') || v_held);
     elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
         v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
             || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
@@ -164,6 +165,8 @@ begin
         select u, v_group.group_id, 'c', forebay._now() from unnest(v_group.jobs) u order by 1;
         perform forebay._withdraw(v_group.jobs, v_group.group_id);
         perform forebay._note_cancelled_matches(p_found, v_group.jobs, true, v_group.group_id);
+        perform forebay._announce_jobs(g.queue, g.name, 'cancelled', v_group.jobs)
+        from forebay.queue_group g where g.group_id = v_group.group_id;
     end loop;
 end
 $$;

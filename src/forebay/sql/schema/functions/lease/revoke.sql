@@ -32,6 +32,8 @@ declare
     v_ids     bigint[] := '{}';
     v_used    integer := 0;  -- jobs that have used an attempt
     v_holds   boolean;
+    v_claims  bigint[] := '{}';  -- the settlements that it writes
+    v_flushes integer[] := '{}';
 begin
     select l.worker into v_worker from forebay.lease l
     where l.lease_id = p_lease_id and l.closed_at is null for update;
@@ -71,6 +73,8 @@ begin
             where i <> all (v_batch.offsets) order by i
         loop
             v_sent := v_sent + 1;
+            v_claims := v_claims || v_batch.claim_no;
+            v_flushes := v_flushes || -v_open;
             v_row := forebay._row(coalesce(v_batch.lanes[v_open], v_batch.lane),
                                   coalesce(v_batch.xids[v_open], v_batch.xids[1]), v_batch.seqs[v_open]);
             v_kinds := v_kinds || v_row.kind;
@@ -135,6 +139,9 @@ begin
     end loop;
     if v_letters <> '{}' then
         perform forebay._report_deaths(v_letters);
+    end if;
+    if v_claims <> '{}' and pg_sequence_last_value('forebay.notices_seq') is not null then
+        perform forebay._announce_settled(p_lease_id, v_claims, v_flushes);
     end if;
     perform forebay._record_end(p_lease_id, v_kinds, v_ids, v_used);
     return v_sent;

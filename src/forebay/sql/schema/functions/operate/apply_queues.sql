@@ -10,7 +10,7 @@
 --              longer declares are removed, those of other applications are not
 --   queues     a JSON array of all queues that it declares, each an object: `queue`, its name;
 --              limits as in forebay.limit_queue(); `shards`; `dead_keep_days`, a number or
---              `"forever"`; `groups`, an array of names. If no group of a queue was opened before,
+--              `"forever"`; `notices`, true or false; `groups`, an array of names. If no group of a queue was opened before,
 --              all of them start at the beginning
 --   overwrite  take the declared value also for what is `kept` or a `conflict`
 --
@@ -33,7 +33,7 @@
 --
 -- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed; nothing is
 --   changed then.
--- Locks: the settings lock; the tables of limits, shards, retention of dead letters and applied settings, until the
+-- Locks: the settings lock; the tables of limits, shards, retention of dead letters, notices and applied settings, until the
 --   transaction ends; only calls that change these wait. To open a group, as forebay.open_group().
 -- See: docs/howto/declare-queues.md, docs/howto/event-log.md
 create function forebay.apply_queues(
@@ -57,7 +57,7 @@ begin
     end if;
     perform forebay._lock_settings();
     -- What is compared must not change before it is replaced.
-    lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
+    lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention, forebay.queue_notices in share row exclusive mode;
     v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);
 
     perform set_config('forebay.actor', concat_ws(' by ', 'apply ' || apply_queues.app, nullif(v_actor, '')), true);
@@ -78,11 +78,13 @@ begin
 
     for v_row in
         select d.* from unnest(v_all) with ordinality d
-        where d.action in ('set', 'change', 'remove') and (d.setting in ('shards', 'dead_keep_days') or d.setting like 'group %')
+        where d.action in ('set', 'change', 'remove') and (d.setting in ('shards', 'dead_keep_days', 'notices') or d.setting like 'group %')
         order by d.ordinality
     loop
         if v_row.setting = 'shards' then
             perform forebay.shard_queue(v_row.queue, coalesce(v_row.code::integer, 1));
+        elsif v_row.setting = 'notices' then
+            perform forebay.set_notices(v_row.queue, coalesce(v_row.code::boolean, false));
         elsif v_row.setting = 'dead_keep_days' then
             perform forebay.keep_dead(v_row.queue, case when jsonb_typeof(v_row.code) = 'number' then v_row.code::integer end, v_row.code is null);
         else

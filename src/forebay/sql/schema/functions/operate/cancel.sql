@@ -49,6 +49,9 @@ begin
         values (cancel.job_id, v_group_id, 'c', forebay._now());
         perform forebay._withdraw(array[cancel.job_id], v_group_id);
         perform forebay._note_cancelled_jobs(array[cancel.job_id], v_group_id);
+        if not v_states <@ array['claimed', 'running', 'done', 'cancelled', 'expired', 'dead'] then
+            perform forebay._announce_jobs(v_queue, cancel.group_name, 'cancelled', array[cancel.job_id]);
+        end if;
         perform forebay._record_event('jobs.cancel', v_queue, cancel.group_name, p_subject_id => cancel.job_id, p_count => 1);
     end if;
     return case when v_states && array['claimed', 'running'] then 'requested' else 'cancelled' end;

@@ -60,6 +60,7 @@ begin
         update forebay.queue_group g
         set paused_at = coalesce(g.paused_at, forebay._now()), resume_at = null, closing_at = forebay._now(), closing_snap = forebay._snapshot_of_others()
         where g.group_id = v_group.group_id;
+        perform forebay._announce_jobs(close_group.queue, close_group.name, 'cancelled', null, close_group.cancelled);
         perform forebay._record_event('groups.close', close_group.queue, close_group.name, p_count => close_group.cancelled,
                                       p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
     end if;

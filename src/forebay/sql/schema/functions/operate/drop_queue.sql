@@ -2,7 +2,7 @@
 
 -- Drop a queue: cancel the jobs that wait, close its consumer groups, and remove its settings:
 -- limits of the queue and of its keys, breakers, shards, pauses, maximum attempts, the time for which dead
--- letters are kept, what an application declared, and that kinds belong to it. Its subjects are
+-- letters are kept, notices, what an application declared, and that kinds belong to it. Its subjects are
 -- dropped too, all in this call: with many, call forebay.drop_subjects() first.
 --
 -- forebay.close_groups() does the rest of closing the groups: workers call it, and so does `forebay
@@ -19,7 +19,7 @@
 --   running    jobs that workers have
 --   groups     those that were closed
 --   settings   what was removed: `limits`, `key limits`, `shards`, `paused keys`, `max attempts`,
---              `dead letters`, `declared`, `kinds`, `subjects`
+--              `dead letters`, `notices`, `declared`, `kinds`, `subjects`
 --   subjects   those that were dropped, whatever their state
 --
 -- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it
@@ -60,6 +60,7 @@ begin
         case when exists (select from forebay.key_pause p where p.queue = v_queue) then 'paused keys' end,
         case when exists (select from forebay.queue_attempts a where a.queue = v_queue) then 'max attempts' end,
         case when exists (select from forebay.dead_retention r where r.queue = v_queue) then 'dead letters' end,
+        case when exists (select from forebay.queue_notices n where n.queue = v_queue) then 'notices' end,
         case when exists (select from forebay.applied_setting a where a.queue = v_queue) then 'declared' end,
         case when exists (select from forebay.kind_queue k where k.queue = v_queue) then 'kinds' end,
         case when exists (select from forebay.subject s where s.queue = v_queue) then 'subjects' end], null);
@@ -125,5 +126,6 @@ begin
     delete from forebay.kind_queue k where k.queue = v_queue;
     perform forebay._record_event('queues.drop', v_queue, p_count => cancelled,
                                   p_new => jsonb_build_object('groups', groups, 'settings', settings, 'running', running, 'subjects', subjects));
+    delete from forebay.queue_notices n where n.queue = v_queue;  -- Last: the drop is announced.
 end
 $$;

@@ -4,7 +4,8 @@
 -- counted.
 --
 -- Columns:
---   part        `waiting`, `starts`, `retries`, `retention`, `groups`, `keys`, `alerts` or `kinds`
+--   part        `waiting`, `starts`, `retries`, `retention`, `notices`, `groups`, `keys`, `alerts` or
+--               `kinds`
 --   setting     its name; a group, a threshold (with the tag after a colon) or a kind by name
 --   value       the value that holds; null: none. Of a group: an object with `paused_at`,
 --               `resume_at`, `closing_at` and `is_implied`, without nulls. Of `paused_keys` and
@@ -89,6 +90,9 @@ as $$
                 when exists (select from forebay.dead_retention r where r.queue = '') then 'all queues' else 'built in' end, 'dead.keep'
     union all
     select 31, 'retention', b.name, b.value, b.source, null from base b where b.name in ('retention_days', 'retention_bytes')
+    union all
+    select 35, 'notices', 'notices', to_jsonb(count(*) > 0), case when count(*) > 0 then 'queue' else 'built in' end, 'queues.notices'
+    from forebay.queue_notices n where n.queue = p_queue
     union all
     select 40, 'groups', g.name, jsonb_strip_nulls(jsonb_build_object(
                'paused_at', forebay._paused_since(g.paused_at, g.resume_at),

@@ -78,6 +78,7 @@ begin
             {job of d});
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
+    perform forebay._announce_jobs(d.queue, forebay._group_name(d.group_id), 'redriven', array[d.job_id]);
     d.redriven_as := v_job_id;
     return d;
 end

@@ -75,6 +75,9 @@ declare
     v_millis   integer[];
     v_done     integer;
     v_at       constant timestamptz := forebay._now();
+    v_has_notices constant boolean := pg_sequence_last_value('forebay.notices_seq') is not null;
+    v_claims   bigint[];                 -- with notices: the flushes that were settled
+    v_flushes  integer[];
 begin
     select l.worker into v_worker from forebay.lease l
     where l.lease_id = p_lease_id and l.closed_at is null for key share;
@@ -108,6 +111,10 @@ begin
             if found then
                 if v_flush ? 'counters' then
                     perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
+                end if;
+                if v_has_notices then
+                    v_claims := v_claims || claim_no;
+                    v_flushes := v_flushes || flush_no;
                 end if;
                 status := 'settled';
                 return next;
@@ -207,9 +214,16 @@ begin
         if v_flush ? 'counters' then
             perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
         end if;
+        if v_has_notices then
+            v_claims := v_claims || claim_no;
+            v_flushes := v_flushes || flush_no;
+        end if;
         status := 'settled';
         return next;
     end loop;
+    if v_claims is not null then
+        perform forebay._announce_settled(p_lease_id, v_claims, v_flushes);
+    end if;
 end
 $$;
 
@@ -268,6 +282,8 @@ begin
                 detail = jsonb_build_object('lease', p_lease_id, 'claim_no', p_claim_no),
                 hint = 'It was settled before, or its claim was lost. This call changed nothing.';
         end if;
+    elsif pg_sequence_last_value('forebay.notices_seq') is not null then
+        perform forebay._announce_settled(p_lease_id, array[p_claim_no], array[-p_offset]);
     end if;
     if p_clear then
         execute 'close all';

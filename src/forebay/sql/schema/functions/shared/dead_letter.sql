@@ -52,13 +52,21 @@ $$;
 
 
 -- Tell the caller which jobs this call itself made dead letters: a message INFO beside the answer, which the server always sends to
--- the client, and whose detail is JSON: total, and the first 20 jobs. Nothing runs for it where nothing died.
+-- the client, and whose detail is JSON: total, and the first 20 jobs. Nothing runs for it where nothing died. And tell listeners which
+-- of them expired; deaths for other reasons are settlements, which tell it themselves.
 --
 -- Invariant "told after the commit": a message of a call that fails must be ignored, since its dead letters were rolled back.
 create function forebay._report_deaths(p_dead_ids bigint[]) returns void
 language plpgsql volatile
 as $$
 begin
+    if pg_sequence_last_value('forebay.notices_seq') is not null then
+        perform forebay._announce_jobs(e.queue, forebay._group_name(e.group_id), 'expired', e.jobs)
+        from (select d.queue, d.group_id, array_agg(d.job_id order by d.job_id) as jobs
+              from unnest(p_dead_ids) i (dead_id)
+              cross join lateral (select l.* from forebay.dead_letter l where l.dead_id = i.dead_id offset 0) d
+              where d.reason = 'expired' group by d.queue, d.group_id) e;
+    end if;
     raise info using message = 'forebay: dead letters', detail = jsonb_build_object(
         'total', cardinality(p_dead_ids),
         'jobs', (select jsonb_agg(jsonb_build_object(

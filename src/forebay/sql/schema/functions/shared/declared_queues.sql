@@ -36,6 +36,7 @@ begin
                 case when (jsonb_typeof(s.value) = 'string' and s.value #>> '{}' ~ v_name) is not true
                           then format('max_waiting_group %s is not a name', left(s.value::text, 40))
                      when coalesce(i.item -> 'max_waiting', 'null') = 'null' then 'max_waiting_group is given without max_waiting' end
+            when s.name = 'notices' then case when jsonb_typeof(s.value) <> 'boolean' then format('notices is %s, not true or false', left(s.value::text, 40)) end
             when b.name is null then format('%s is not a setting', left(s.name, 40))
             when s.name = 'dead_keep_days' and s.value = '"forever"' then null
             when jsonb_typeof(s.value) <> 'number' then format('%s is %s, not a number', s.name, left(s.value::text, 40))
@@ -62,9 +63,10 @@ begin
             (5, 'key_concurrency', to_jsonb((i.item ->> 'key_concurrency')::numeric::integer)),
             (6, 'shards', to_jsonb((i.item ->> 'shards')::numeric::integer)),
             (7, 'dead_keep_days', case when i.item ->> 'dead_keep_days' = 'forever' then '"forever"'
-                                       else to_jsonb((i.item ->> 'dead_keep_days')::numeric::integer) end)) s (no, setting, value)
+                                       else to_jsonb((i.item ->> 'dead_keep_days')::numeric::integer) end),
+            (8, 'notices', to_jsonb((i.item ->> 'notices')::boolean))) s (no, setting, value)
         union all
-        select 8, g.no, 'group ' || g.name, '"open"'
+        select 9, g.no, 'group ' || g.name, '"open"'
         from jsonb_array_elements_text(nullif(i.item -> 'groups', 'null')) with ordinality g (name, no)) v (no, part, setting, value)
     where v.value is not null;
 end
@@ -99,6 +101,8 @@ as $$
     union all
     select 'shards', to_jsonb(h.lanes) from forebay.queue_shards h where h.queue = p_queue and h.lanes > 1
     union all
+    select 'notices', 'true' from forebay.queue_notices n where n.queue = p_queue
+    union all
     select 'dead_keep_days', coalesce(to_jsonb(r.days), '"forever"') from forebay.dead_retention r where r.queue = p_queue
     union all
     select 'group ' || g.name, '"open"' from forebay.queue_group g where g.queue = p_queue and not g.is_implied and g.closing_at is null
@@ -130,7 +134,7 @@ as $$
         from (
             select d.no, coalesce(d.queue, l.queue) as queue, coalesce(d.setting, l.setting) as setting,
                    d.value as code, l.value as applied, l.app, l.applied_at,
-                   case coalesce(d.setting, l.setting) when 'shards' then '1'::jsonb end as initial
+                   case coalesce(d.setting, l.setting) when 'shards' then '1'::jsonb when 'notices' then 'false' end as initial
             from forebay._declared_settings(p_queues) d
             full join forebay.applied_setting l on l.queue = d.queue and l.setting = d.setting
             where d.queue is not null or l.app = p_app) w
@@ -141,6 +145,7 @@ as $$
         where c.action in ('kept', 'conflict', 'forget') and i.queue = c.queue and case
             when c.setting = 'shards' then i.act = 'queues.shard'
             when c.setting = 'dead_keep_days' then i.act = 'dead.keep'
+            when c.setting = 'notices' then i.act = 'queues.notices'
             when c.setting like 'group %' then i.act in ('groups.open', 'groups.close') and i.group_name = substr(c.setting, 7)
             else i.act = 'queues.limit' and (i.old -> c.setting is distinct from i.new -> c.setting
                  or i.old -> (c.setting || '_group') is distinct from i.new -> (c.setting || '_group')

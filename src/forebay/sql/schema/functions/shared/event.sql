@@ -7,6 +7,7 @@ create function forebay._record_event(
 returns bigint
 language sql volatile
 as $$
+    select forebay._announce_act(p_act, p_queue, p_group) where pg_sequence_last_value('forebay.notices_seq') is not null;
     insert into forebay.event (at, role, actor, act, queue, group_name, kind, subject_id, old, new, count, detail)
     values (forebay._now(), session_user, left(nullif(current_setting('forebay.actor', true), ''), 200), p_act, p_queue, p_group, p_kind,
             p_subject_id, p_old, p_new, p_count, left(p_detail, 1000))

@@ -179,6 +179,9 @@ begin
         insert into forebay.tombstone (job_id, reason, recorded_at) values (n.job_id, 'c', forebay._now());
         perform forebay._withdraw(array[n.job_id]);
         perform forebay._note_cancelled_jobs(array[n.job_id]);
+        if p_look.run_state = 'waiting' then
+            perform forebay._announce_jobs(p_look.queue, null, 'cancelled', array[n.job_id]);
+        end if;
     end if;
     insert into forebay.subject_state (
         subject_id, no, part, state, at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no, lane, job_xid, reason)

@@ -43,6 +43,10 @@ begin
         perform forebay._wake_subjects(array[r.subject_id], array[coalesce(v_due, v_now)]);
     end if;
     insert into forebay.subject_count (queue, state, before, subjects) values (p_queue, nullif(v_state, 'g'), 'i', 1);
+    if pg_sequence_last_value('forebay.notices_seq') is not null
+       and not exists (select from forebay.subject_state s where s.subject_id = r.subject_id and s.no > r.no) then
+        perform forebay._announce_subjects(p_queue, 'i', nullif(v_state, 'g'), 1, r.job_id);
+    end if;
 end
 $$;
 

@@ -84,12 +84,15 @@ as $$
 $$;
 
 
--- Add to the number of subjects of a queue in a state.
+-- Add to the number of subjects of a queue in a state, and tell listeners: with forebay._end_subject() the only place that does.
 create function forebay._count_subjects(p_queue text, p_from "char", p_to "char", p_subjects bigint default 1) returns void
 language sql volatile
 as $$
     insert into forebay.subject_count (queue, state, before, subjects)
-    select p_queue, p_to, p_from, p_subjects where p_from is distinct from p_to and p_subjects <> 0
+    select p_queue, p_to, p_from, p_subjects
+    where p_from is distinct from p_to and p_subjects <> 0
+      and case when pg_sequence_last_value('forebay.notices_seq') is null then true
+               else forebay._announce_subjects(p_queue, p_from, p_to, p_subjects) end
 $$;
 
 

@@ -327,6 +327,9 @@ begin
         insert into forebay.tombstone (job_id, reason, recorded_at) select u, 'r', v_now from unnest(v_runs) u;
         perform forebay._withdraw(v_runs);
         perform forebay._note_cancelled_jobs(v_runs);
+        perform forebay._announce_jobs(r.queue, null, 'cancelled', r.jobs)
+        from (select (c.new).queue as queue, array_agg((c.old).job_id) as jobs
+              from unnest(v_changes) c where (c.old).job_id = any (v_runs) group by 1) r;
     end if;
     with row as materialized (
         select c.subject_id, c.old, c.new,

@@ -81,6 +81,7 @@ begin
         perform forebay._withdraw(array[v_last.job_id]);
         perform forebay._note_cancelled_jobs(array[v_last.job_id]);
         if v_key_state = 'waiting' then
+            perform forebay._announce_jobs(p_job.queue, null, 'cancelled', array[v_last.job_id]);
             replaced := v_last.job_id;
         end if;
     end if;

@@ -97,6 +97,7 @@ begin
     v_taken := array(select row(k.job_id, false, null, null)::forebay._key_taken from unnest(v_lasts) with ordinality k order by k.ordinality);
     select coalesce(array_agg(m.ordinality), '{}') as places, array_agg(m.start) as starts,
            array_agg(case when m.key_state <> 'ended' then m.job_id end) as gone,
+           array_agg(case when m.key_state = 'waiting' then m.job_id end) as replaced,
            array_agg(row(null, m.its_queue, m.code, m.word, m.next, null, m.its_lane, coalesce(m.start > v_now, false), v_now,
                          coalesce(m.ends, greatest(m.start, v_now) + interval '30 days'),
                          case when m.code = 't' then v_now + make_interval(secs => forebay._unique_seconds(m.unique_as, 'period')) end,
@@ -129,6 +130,10 @@ begin
         v_gone := array(select g.job_id from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null);
         perform forebay._withdraw(v_gone);
         perform forebay._note_cancelled_jobs(v_gone);
+        perform forebay._announce_jobs(r.queue, null, 'cancelled', r.jobs)
+        from (select (v_make.keys[i]).queue, array_agg(v_make.replaced[i]) as jobs
+              from generate_subscripts(v_made, 1) i
+              where v_made[i] is not null and v_make.replaced[i] is not null group by 1) r;
     end if;
     return v_taken[1 : v_cut - 1];
 end
