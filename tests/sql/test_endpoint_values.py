@@ -105,8 +105,11 @@ WRONG = [
     ("aws_service", AWS | TOKEN, "excludes token_url"),
     ("redirects", AWS | {"redirects": 1}, "excludes aws_service"),
     ("url_suffixes", AWS | {"url_suffixes": True}, "excludes aws_service"),
-    ("redirect_hosts", {"cert_file": "/c", "redirects": 1, "redirect_hosts": ["a.example"]},
-     "excludes cert_file"),
+    (
+        "redirect_hosts",
+        {"cert_file": "/c", "redirects": 1, "redirect_hosts": ["a.example"]},
+        "excludes cert_file",
+    ),
     ("token_url", TOKEN | {"token_url": "ftp://a.example/"}, "has the scheme ftp"),
     ("token_url", TOKEN | {"token_url": "https://u:p@a.example/"}, "a user or a password"),
     ("token_url", TOKEN | {"token_url": ""}, "begins with https://"),
