@@ -57,6 +57,24 @@ def test_all_screens_have_the_same_list(forebay, conn, stuck):
         assert f'forebay_alert{{{labels},severity="error"}} 1' in metrics
 
 
+def test_a_queue_without_a_worker_has_one_word_in_every_command(forebay, conn, stuck):
+    """What status, top and the alerts name `unserved`, the doctor does too."""
+    conn.execute("update forebay.batch set claimed_at = claimed_at - interval '5 minutes'")
+    lists = {
+        "status": forebay("status", "--json").json["problems"],
+        "alerts": forebay("alerts", "--json").json["alerts"],
+        "top": forebay("top", "--json", "--every", "0.1").json["problems"],
+    }
+    for screen, found in lists.items():
+        assert [one["code"] for one in found if one["subject"] == "mail"] == ["unserved"], screen
+    found = [
+        one["check"]
+        for one in forebay("doctor", "--json").json["findings"]
+        if "queue mail" in one["what"]
+    ]
+    assert found == ["unserved"]
+
+
 def test_a_problem_that_is_over_is_not_one_any_more(forebay, conn, stuck):
     """The alert clears after two minutes; that it is over is told at once."""
     assert forebay("status").code == 1
