@@ -135,6 +135,24 @@ def test_an_open_breaker_is_named_with_its_command(forebay, conn):
     assert "→ forebay endpoints show shop" in answer.out
 
 
+def test_a_breaker_that_opened_just_now_is_named_as_pending(forebay, conn):
+    """
+    The lists of endpoints say at once that it is open, and so do status and top: as what has not
+    lasted long enough, which is no problem yet.
+    """
+    endpoint = create_endpoint(conn, "shop", "http", {"url": "https://example.com/"})
+    send(conn, "shop", 2)
+    report = {"endpoint_id": endpoint, "failures": 10, "answered": False, "error": "HTTP 500"}
+    conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps([report])])
+    answer = forebay("status")
+    assert answer.code == 0
+    for out in (answer.out, forebay("top", "--once", "--every", "0.1").out):
+        assert "… breaker shop: not for long enough: the breaker of endpoint shop is open" in out
+    for command in (("status",), ("top", "--every", "0.1")):
+        found = forebay(*command, "--json").json["problems"]
+        assert [(one["name"], one["state"]) for one in found] == [("breaker shop", "pending")]
+
+
 def test_a_reader_is_told_without_recording(forebay, conn, stuck, monkeypatch):
     """Its role may not record; the list is the same."""
     names = [one["name"] for one in forebay("status", "--json").json["problems"]]
