@@ -20,6 +20,7 @@ PYTHON = f"""#!/usr/bin/env bash
 case "$*" in
     *"--last-failed"*) echo "passed alone" ;;
     "-m pytest"*) echo "$*" >>calls; cp failures.json "$FOREBAY_TESTS_RECORD"; exit 1 ;;
+    "-m pip install"*) echo "$*" >>installed ;;
     "-m compileall"* | "-m pip"*) ;;
     "-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp tools/right "$3/bin/forebay" ;;
     *) exec {sys.executable} "$@" ;;
@@ -183,6 +184,42 @@ def test_each_section_of_ci_can_fail_the_run(checkout, broken, named, are_tested
     assert ("\n".join(digest) in done.stdout) == are_tested
     for name in ("mypy", "pyright", "mkdocs"):
         assert (f"output of {name}" in done.stdout) == are_tested
+
+
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+def test_the_site_is_built_with_its_own_extra_only(checkout, tool):
+    """
+    In a new checkout scripts/docs installs the extra `docs`, not the tests, once: by uv, and by pip
+    where uv is of no use.
+    """
+    shutil.copy(ROOT / "uv.lock", checkout / "uv.lock")
+    for stamp in (checkout / ".venv").glob(".installed-*"):
+        stamp.unlink()
+    programs = {
+        ".venv/bin/mkdocs": "#!/bin/sh\necho built >>site-calls\n",
+        "bin/uv": f'#!/bin/sh\necho "$*" >>uv-calls\nexit {int(tool == "pip")}\n',
+    }
+    for name, text in programs.items():
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text(text)
+        (checkout / name).chmod(0o755)
+    for _ in range(2):
+        done = run(checkout, "scripts/docs", PATH=f"{checkout / 'bin'}:{os.environ['PATH']}")
+        assert done.returncode == 0, done.stdout + done.stderr
+    (asked,) = (checkout / "uv-calls").read_text().splitlines()
+    words = asked.split()
+    assert [words[n + 1] for n, word in enumerate(words) if word == "--extra"] == ["docs"]
+    assert "--all-packages" not in words
+    if tool == "pip":
+        locked, itself = (checkout / "installed").read_text().splitlines()
+        assert locked.endswith("--requirement .venv/requirements.txt")
+        assert itself.endswith("--editable .[docs]")
+        names = (checkout / ".venv/requirements.txt").read_text()
+        assert "mkdocs-material==" in names
+        assert "\npytest==" not in names
+    stamps = {file.name for file in (checkout / ".venv").glob(".installed-*")}
+    assert stamps == {".installed-docs"}
+    assert (checkout / "site-calls").read_text() == "built\n" * 2
 
 
 @pytest.mark.parametrize(
