@@ -186,6 +186,55 @@ def test_each_section_of_ci_can_fail_the_run(checkout, broken, named, are_tested
         assert (f"output of {name}" in done.stdout) == are_tested
 
 
+def test_the_tests_run_on_each_other_python_that_is_there(checkout):
+    """
+    One is on the PATH, one is pyenv's and its shim is of no use, and one is missing: it is named as
+    left out, which is no failure. No Python is downloaded.
+    """
+    home = checkout / "home"
+    answers = '#!/bin/sh\ncase "$2" in *"!= \'{}\'"*) exit 0 ;; esac\nexit 1\n'
+    programs = {
+        "bin/python3.12": answers.format("3.12"),
+        "bin/python3.13": "#!/bin/sh\nexit 127\n",
+        "home/.pyenv/versions/3.13.9/bin/python": answers.format("3.13"),
+        "bin/python3.14": "#!/bin/sh\nexit 127\n",
+        "bin/uv": """#!/bin/sh
+[ "$UV_PYTHON_DOWNLOADS" = never ] || exit 9
+case "$*" in
+    "python find"*) exit 2 ;;
+    *) echo "$UV_PROJECT_ENVIRONMENT $*" >>uv-calls
+       mkdir -p "$UV_PROJECT_ENVIRONMENT/bin"
+       cp .venv/bin/python "$UV_PROJECT_ENVIRONMENT/bin" ;;
+esac
+""",
+    }
+    for name, text in programs.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text)
+        (checkout / name).chmod(0o755)
+    python = checkout / ".venv/bin/python"
+    python.write_text(
+        PYTHON.replace('echo "$*" >>calls', 'echo "$0 $*" >>calls').replace("exit 1", "exit 0")
+    )
+    path = f"{checkout / 'bin'}:{os.environ['PATH']}"
+    done = run(
+        checkout, "scripts/test", "--nightly=other-pythons",
+        PATH=path, HOME=str(home), PYENV_ROOT=str(home / ".pyenv"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out, not on this machine: tests on Python 3.14\n" in done.stdout
+    calls = (checkout / "calls").read_text().splitlines()
+    assert [call.split()[0] for call in calls] == [
+        f".venv/python{version}/bin/python" for version in ("3.12", "3.13")
+    ]
+    assert all(call.endswith("tests/unit") for call in calls)
+    made = [call.split() for call in (checkout / "uv-calls").read_text().splitlines()]
+    assert [(words[0], words[words.index("--python") + 1]) for words in made] == [
+        (".venv/python3.12", str(checkout / "bin/python3.12")),
+        (".venv/python3.13", str(home / ".pyenv/versions/3.13.9/bin/python")),
+    ]
+
+
 @pytest.mark.parametrize("tool", ["uv", "pip"])
 def test_the_site_is_built_with_its_own_extra_only(checkout, tool):
     """
