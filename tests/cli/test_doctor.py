@@ -499,13 +499,13 @@ def test_waiting_jobs_that_nobody_claims_are_found(findings, conn, database):
     Three reasons why a job waits: nobody runs, nobody serves this queue, it is paused.
     """
     enqueue(conn, queue="mail")
-    (found,) = findings("queues")
+    (found,) = findings("unserved")
     assert found["level"] == "warning"
     assert "queue mail: 1 job ready and no worker is running" in found["what"]
     assert "--queue mail" in found["remedy"]
 
     with Reader(database, queue="other"):
-        (found,) = findings("queues")
+        (found,) = findings("unserved")
     assert "no worker has claimed from it ever" in found["what"]
 
     conn.execute("select forebay.pause_queue('mail')")
@@ -518,7 +518,7 @@ def test_waiting_jobs_that_nobody_claims_are_found(findings, conn, database):
 def test_events_and_deliveries_that_wait_call_for_forebay_deliver(findings, conn, queue):
     """No application serves these queues."""
     enqueue(conn, queue=queue)
-    (found,) = findings("queues")
+    (found,) = findings("unserved")
     assert found["level"] == "warning"
     assert f"queue {queue}: 1 job ready and no worker is running" in found["what"]
     assert "forebay deliver" in found["remedy"]

@@ -57,6 +57,24 @@ def test_all_screens_have_the_same_list(forebay, conn, stuck):
         assert f'forebay_alert{{{labels},severity="error"}} 1' in metrics
 
 
+def test_a_queue_without_a_worker_has_one_word_in_every_command(forebay, conn, stuck):
+    """What status, top and the alerts name `unserved`, the doctor does too."""
+    conn.execute("update forebay.batch set claimed_at = claimed_at - interval '5 minutes'")
+    lists = {
+        "status": forebay("status", "--json").json["problems"],
+        "alerts": forebay("alerts", "--json").json["alerts"],
+        "top": forebay("top", "--json", "--every", "0.1").json["problems"],
+    }
+    for screen, found in lists.items():
+        assert [one["code"] for one in found if one["subject"] == "mail"] == ["unserved"], screen
+    found = [
+        one["check"]
+        for one in forebay("doctor", "--json").json["findings"]
+        if "queue mail" in one["what"]
+    ]
+    assert found == ["unserved"]
+
+
 def test_a_problem_that_is_over_is_not_one_any_more(forebay, conn, stuck):
     """The alert clears after two minutes; that it is over is told at once."""
     assert forebay("status").code == 1
@@ -115,6 +133,24 @@ def test_an_open_breaker_is_named_with_its_command(forebay, conn):
     assert "✗ breaker shop" in answer.out
     assert "HTTP 500" in answer.out
     assert "→ forebay endpoints show shop" in answer.out
+
+
+def test_a_breaker_that_opened_just_now_is_named_as_pending(forebay, conn):
+    """
+    The lists of endpoints say at once that it is open, and so do status and top: as what has not
+    lasted long enough, which is no problem yet.
+    """
+    endpoint = create_endpoint(conn, "shop", "http", {"url": "https://example.com/"})
+    send(conn, "shop", 2)
+    report = {"endpoint_id": endpoint, "failures": 10, "answered": False, "error": "HTTP 500"}
+    conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps([report])])
+    answer = forebay("status")
+    assert answer.code == 0
+    for out in (answer.out, forebay("top", "--once", "--every", "0.1").out):
+        assert "… breaker shop: not for long enough: the breaker of endpoint shop is open" in out
+    for command in (("status",), ("top", "--every", "0.1")):
+        found = forebay(*command, "--json").json["problems"]
+        assert [(one["name"], one["state"]) for one in found] == [("breaker shop", "pending")]
 
 
 def test_a_reader_is_told_without_recording(forebay, conn, stuck, monkeypatch):

@@ -20,6 +20,7 @@ PYTHON = f"""#!/usr/bin/env bash
 case "$*" in
     *"--last-failed"*) echo "passed alone" ;;
     "-m pytest"*) echo "$*" >>calls; cp failures.json "$FOREBAY_TESTS_RECORD"; exit 1 ;;
+    "-m pip install"*) echo "$*" >>installed ;;
     "-m compileall"* | "-m pip"*) ;;
     "-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp tools/right "$3/bin/forebay" ;;
     *) exec {sys.executable} "$@" ;;
@@ -183,6 +184,91 @@ def test_each_section_of_ci_can_fail_the_run(checkout, broken, named, are_tested
     assert ("\n".join(digest) in done.stdout) == are_tested
     for name in ("mypy", "pyright", "mkdocs"):
         assert (f"output of {name}" in done.stdout) == are_tested
+
+
+def test_the_tests_run_on_each_other_python_that_is_there(checkout):
+    """
+    One is on the PATH, one is pyenv's and its shim is of no use, and one is missing: it is named as
+    left out, which is no failure. No Python is downloaded.
+    """
+    home = checkout / "home"
+    answers = '#!/bin/sh\ncase "$2" in *"!= \'{}\'"*) exit 0 ;; esac\nexit 1\n'
+    programs = {
+        "bin/python3.12": answers.format("3.12"),
+        "bin/python3.13": "#!/bin/sh\nexit 127\n",
+        "home/.pyenv/versions/3.13.9/bin/python": answers.format("3.13"),
+        "bin/python3.14": "#!/bin/sh\nexit 127\n",
+        "bin/uv": """#!/bin/sh
+[ "$UV_PYTHON_DOWNLOADS" = never ] || exit 9
+case "$*" in
+    "python find"*) exit 2 ;;
+    *) echo "$UV_PROJECT_ENVIRONMENT $*" >>uv-calls
+       mkdir -p "$UV_PROJECT_ENVIRONMENT/bin"
+       cp .venv/bin/python "$UV_PROJECT_ENVIRONMENT/bin" ;;
+esac
+""",
+    }
+    for name, text in programs.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text)
+        (checkout / name).chmod(0o755)
+    python = checkout / ".venv/bin/python"
+    python.write_text(
+        PYTHON.replace('echo "$*" >>calls', 'echo "$0 $*" >>calls').replace("exit 1", "exit 0")
+    )
+    path = f"{checkout / 'bin'}:{os.environ['PATH']}"
+    done = run(
+        checkout, "scripts/test", "--nightly=other-pythons",
+        PATH=path, HOME=str(home), PYENV_ROOT=str(home / ".pyenv"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out, not on this machine: tests on Python 3.14\n" in done.stdout
+    calls = (checkout / "calls").read_text().splitlines()
+    assert [call.split()[0] for call in calls] == [
+        f".venv/python{version}/bin/python" for version in ("3.12", "3.13")
+    ]
+    assert all(call.endswith("tests/unit") for call in calls)
+    made = [call.split() for call in (checkout / "uv-calls").read_text().splitlines()]
+    assert [(words[0], words[words.index("--python") + 1]) for words in made] == [
+        (".venv/python3.12", str(checkout / "bin/python3.12")),
+        (".venv/python3.13", str(home / ".pyenv/versions/3.13.9/bin/python")),
+    ]
+
+
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+def test_the_site_is_built_with_its_own_extra_only(checkout, tool):
+    """
+    In a new checkout scripts/docs installs the extra `docs`, not the tests, once: by uv, and by pip
+    where uv is of no use.
+    """
+    shutil.copy(ROOT / "uv.lock", checkout / "uv.lock")
+    for stamp in (checkout / ".venv").glob(".installed-*"):
+        stamp.unlink()
+    programs = {
+        ".venv/bin/mkdocs": "#!/bin/sh\necho built >>site-calls\n",
+        "bin/uv": f'#!/bin/sh\necho "$*" >>uv-calls\nexit {int(tool == "pip")}\n',
+    }
+    for name, text in programs.items():
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text(text)
+        (checkout / name).chmod(0o755)
+    for _ in range(2):
+        done = run(checkout, "scripts/docs", PATH=f"{checkout / 'bin'}:{os.environ['PATH']}")
+        assert done.returncode == 0, done.stdout + done.stderr
+    (asked,) = (checkout / "uv-calls").read_text().splitlines()
+    words = asked.split()
+    assert [words[n + 1] for n, word in enumerate(words) if word == "--extra"] == ["docs"]
+    assert "--all-packages" not in words
+    if tool == "pip":
+        locked, itself = (checkout / "installed").read_text().splitlines()
+        assert locked.endswith("--requirement .venv/requirements.txt")
+        assert itself.endswith("--editable .[docs]")
+        names = (checkout / ".venv/requirements.txt").read_text()
+        assert "mkdocs-material==" in names
+        assert "\npytest==" not in names
+    stamps = {file.name for file in (checkout / ".venv").glob(".installed-*")}
+    assert stamps == {".installed-docs"}
+    assert (checkout / "site-calls").read_text() == "built\n" * 2
 
 
 @pytest.mark.parametrize(

@@ -508,6 +508,35 @@ def test_an_event_counts_what_was_enqueued(conn):
     assert conn.execute(events).fetchall() == [("backfill.end", 0), ("backfill", 30_000)]
 
 
+def test_what_a_producer_states_is_no_fact_of_the_event_log(database, conn):
+    """
+    A producer can record a backfill by itself. What the event says as a fact, who, the number of
+    the backfill and its chunks, is true; a count and a query stand there as statements only.
+    """
+    with acting_as(database, "forebay_producer") as producer:
+        number = one(
+            producer,
+            "select (forebay.backfill_record_v1('index', 'select 1', 'id', '{\"queue\": \"mail\"}',"
+            " null, '{5}', '{1000000}', '{1}')).backfill_id",
+        )
+        one(producer, "select forebay.backfill('index', 'select 2 as id')")
+        who = one(producer, "select session_user")
+    stated = {"stated_jobs": 1_000_000, "stated_query": "select 1"}
+    assert conn.execute(
+        "select act, role, subject_id, count, new from forebay.events(only_act => 'backfill')"
+        " order by event_id"
+    ).fetchall() == [
+        (
+            "backfill.begin",
+            who,
+            number,
+            None,
+            {"chunks": 1, "options": {"queue": "mail"}, **stated},
+        ),
+        ("backfill", who, None, 1, {"stated_query": "select 2 as id"}),
+    ]
+
+
 def change_meanwhile(conn):
     """Let a row change between the first look of a backfill with a token and its second.
 

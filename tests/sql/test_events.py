@@ -178,7 +178,7 @@ def test_a_backfill_leaves_its_begin_and_its_end(conn):
         "select act, queue, kind, count, subject_id from forebay.events() order by event_id"
     )
     assert found.fetchall() == [
-        ("backfill", "default", "k", 5, None), ("backfill.begin", "default", "k", 5, number),
+        ("backfill", "default", "k", 5, None), ("backfill.begin", "default", "k", None, number),
         ("backfill.end", "default", "k", 5, number),
     ]  # fmt: skip
 

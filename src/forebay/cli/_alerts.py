@@ -21,6 +21,7 @@ commands = Commands()
 
 #: How a problem that does not hold, or not for long enough, is shown; and one that holds.
 MARKS: Final = {"pending": ("…", "dim"), "ending": ("✓", "dim")}
+STATES: Final = {"pending": "not for long enough", "ending": "over"}
 SEVERITIES: Final = {"error": "bold red", "warning": "bold yellow"}
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay._error import is_database_error
-from forebay.cli._alerts import MARKS, SEVERITIES
+from forebay.cli._alerts import MARKS, SEVERITIES, STATES
 from forebay.cli._database import address_of
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
@@ -27,6 +27,9 @@ _UNKNOWN: Final = 2
 
 #: Problems that are shown; each takes at least three of 24 rows.
 _SHOWN_MAX: Final = 7
+
+#: Shown of those that are over, or have not lasted long enough.
+_OTHERS_MAX: Final = 3
 
 
 def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
@@ -67,10 +70,15 @@ def _print(out: Console, now: Sequence[Problem], others: Sequence[Problem]) -> N
         out.print(Text(f"→ {problem.command if is_ours else problem.hint}", "cyan"), indent=2)
     if len(now) > _SHOWN_MAX:
         out.print(Text(f"and {len(now) - _SHOWN_MAX} more: forebay status --json", "dim"))
-    for problem in others[:3]:
+    for problem in others[:_OTHERS_MAX]:
         mark, style = MARKS[problem.state]
-        text = "over" if problem.state == "ending" else f"not for long enough: {problem.cause}"
+        text = STATES[problem.state]
+        if problem.state == "pending":
+            text += f": {problem.cause}"
         out.print(Text(f"{mark} {problem.name}: {text}", style))
+    if len(others) > _OTHERS_MAX:
+        more = f"and {len(others) - _OTHERS_MAX} more of these: forebay status --json"
+        out.print(Text(more, "dim"))
 
 
 def _verdict(now: Sequence[Problem]) -> Text:

@@ -9,7 +9,7 @@ from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from forebay._dataclass import dataclass
-from forebay.cli._alerts import MARKS, SEVERITIES
+from forebay.cli._alerts import MARKS, SEVERITIES, STATES
 from forebay.model.text import counted, human_bytes, replaced_controls
 from forebay.policy.keys import key_answer
 from forebay.policy.retry import human_duration
@@ -154,8 +154,8 @@ def _problem(problem: Problem, width: int) -> Text:
     place = problem.name.removeprefix(problem.code).lstrip()
     if place:
         line.append(f" {cut_middle(place, max(16, width // 3))}", "bold")
-    over = "over: " if problem.state == "ending" else ""
-    line.append(f": {over}{replaced_controls(problem.cause).replace(chr(10), ' ')}")
+    state = f"{STATES[problem.state]}: " if problem.state in STATES else ""
+    line.append(f": {state}{replaced_controls(problem.cause).replace(chr(10), ' ')}")
     return line
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: A queue with waiting jobs and no claim for this long is not served.
 _UNSERVED_SECONDS: Final = 10.0
 
+#: The finding about such a queue has the code of the alert about it.
+_UNSERVED: Final = "unserved"
+
 #: Segments past their retention for which the doctor looks up what holds them, oldest first, and
 #: how many it shows.
 _SEGMENTS_READ_MAX: Final = 200
@@ -395,7 +398,7 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
             if not alive:
                 found.append(
                     Finding(
-                        "queues",
+                        _UNSERVED,
                         Level.WARNING,
                         f"{waits} and no worker is running",
                         remedy,
@@ -414,21 +417,22 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
                     )
                 )
             else:
-                what = f"{waits}, and no worker has claimed from it {last}"
+                check, what = _UNSERVED, f"{waits}, and no worker has claimed from it {last}"
                 if queue == "forebay.deliver":
-                    what = f"{waits}, none of them claimed {last}"
+                    check, what = "queues", f"{waits}, none of them claimed {last}"
                     remedy = (
                         "Endpoints are disabled, paused, or have an open breaker:"
                         f" `forebay endpoints list`. Otherwise: {remedy}"
                     )
                 elif open_breakers:
                     keys = counted(open_breakers, "limit key")
+                    check = "queues"
                     what = f"{waits}, none of them claimed {last}; {keys} with an open breaker"
                     remedy = (
                         f"Their jobs wait for a probe: `forebay keys list --queue {queue}`."
                         f" Otherwise: {remedy}"
                     )
-                found.append(Finding("queues", Level.WARNING, what, remedy, facts[-1]))
+                found.append(Finding(check, Level.WARNING, what, remedy, facts[-1]))
     if found:
         return found
     names = ("scheduled", "ready", "claimed", "running", "retrying")

@@ -10,7 +10,7 @@ create table forebay.backfill (
     options     jsonb not null,
     key         text,                    -- a column of the query; null: enqueued in one statement
     is_fixed    boolean not null,        -- begun with a token: a chunk whose jobs differ from those counted is refused
-    jobs        bigint not null,         -- counted at the beginning
+    jobs        bigint not null,         -- counted at the beginning, by the caller
     token       text unique              -- with which it was begun: each call with it means this backfill
 );
 

@@ -2,7 +2,8 @@
 
 -- Record a backfill; returns its number, and whether it is new: with a token that was used before it
 -- is the backfill that was begun then. `upto`, `jobs` and `digests` have an element for each chunk;
--- without a `key` and `upto` it is one statement. The record is deleted when another backfill begins
+-- without a `key` and `upto` it is one statement. The query and the number of jobs are what the
+-- caller states, and stand in the event `backfill.begin` under names that say so. The record is deleted when another backfill begins
 -- 30 days later.
 --
 -- Errors: JQ001 bad options, JQ040 another token.
@@ -42,6 +43,8 @@ begin
     end if;
     perform forebay._record_event(
         'backfill.begin', forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => backfill_record_v1.backfill_id,
-        p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
+        p_new => jsonb_build_object(
+            'options', backfill_record_v1.options, 'stated_query', left(backfill_record_v1.query, 2000), 'stated_jobs', v_jobs,
+            'chunks', (select count(*) from forebay.backfill_chunk c where c.backfill_id = backfill_record_v1.backfill_id)));
 end
 $$;

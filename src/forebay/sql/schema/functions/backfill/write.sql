@@ -39,7 +39,7 @@ begin
     elsif not forebay._count_in_event(
             event, v_kind, v_options ->> 'queue', left(backfill_write_v1.query, 2000), backfill_write_v1.jobs) then
         event := forebay._record_event('backfill', v_options ->> 'queue', p_kind => v_kind, p_count => backfill_write_v1.jobs,
-                                       p_new => jsonb_build_object('query', left(backfill_write_v1.query, 2000)));
+                                       p_new => jsonb_build_object('stated_query', left(backfill_write_v1.query, 2000)));
     end if;
     if v_options ? 'subjects' then
         perform forebay._push_rows(v_kind, v_options, v_key, v_rows);
@@ -89,7 +89,7 @@ as $$
 begin
     update forebay.event e set count = e.count + p_jobs
     where e.event_id = p_event_id and e.role = session_user and e.act = 'backfill' and e.kind = p_kind and e.queue = p_queue
-      and e.new ->> 'query' = p_query;
+      and e.new ->> 'stated_query' = p_query;
     return found;
 end;
 $$;
