@@ -104,7 +104,7 @@ def test_what_was_changed_on_the_way_is_refused(make, arrived):
 def test_a_repetition_has_the_same_id_and_a_new_time(make, arrived, monkeypatch):
     now = iter([1_700_000_000.2, 1_700_000_600.9])
     clock = SimpleNamespace(time=lambda: next(now), monotonic=time.monotonic)
-    monkeypatch.setattr("forebay.sinks.http.time", clock)
+    monkeypatch.setattr("forebay.sinks._http_calls.time", clock)
     sink = make(secrets=[Secret(secret())])
     send(sink, make_message(1))
     send(sink, make_message(1))
