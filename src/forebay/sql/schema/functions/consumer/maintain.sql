@@ -33,7 +33,7 @@ declare
     v_after text := nullif(substring(maintain.step from position(' ' in maintain.step) + 1), '');
     v_nth   constant integer := array_position(v_steps, v_step);
     -- The other steps have no position.
-    v_has_place constant boolean := v_step in ('sweep', 'summarize', 'retain') or v_step like 'trim\_%';
+    v_has_place constant boolean := v_step in ('sweep', 'summarize', 'retain') or starts_with(v_step, 'trim_');
     v_again boolean := false;
 begin
     perform forebay._require('step', v_nth is not null and (v_has_place or v_step = coalesce(maintain.step, v_step)), maintain.step,

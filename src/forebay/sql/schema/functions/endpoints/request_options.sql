@@ -24,12 +24,12 @@ begin
     from (values
         (p_suffix is not null and (e.sink = 'http' and e.config -> 'url_suffixes' = 'true') is not true, 'url_suffix',
          format('endpoint %s takes no url_suffix', quote_literal(e.name)),
-         'An operator allows it: url_suffixes true in the config of an http endpoint, with forebay.alter_endpoint().'),
+         'An operator allows it: url_suffixes true in the config of an http endpoint, with alter_endpoint().'),
         (p_suffix is not null and forebay._is_url_suffix(p_suffix) is not true, 'url_suffix',
          'url_suffix is not a path that only goes down',
          'Begin it with /. It has at most 500 letters, digits, and - . _ ~ : , = + between single slashes, and no part of dots only. Put values with other characters into the payload.'),
         (p_seconds is not null and v_most is null, 'timeout', format('endpoint %s takes no timeout of a message', quote_literal(e.name)),
-         'An operator allows it: timeout_max, in seconds, in the config of an http endpoint, with forebay.alter_endpoint().'),
+         'An operator allows it: timeout_max, in seconds, in the config of an http endpoint, with alter_endpoint().'),
         (p_seconds is not null and (p_seconds between 0.1 and v_most) is not true, 'timeout',
          format('timeout is outside 0.1 s to %s s, the timeout_max of endpoint %s', v_most, quote_literal(e.name)), 'Give another timeout, or none.'))
         p (is_bad, field, problem, hint)
