@@ -90,41 +90,6 @@ create table forebay.counter_cancelled (
 create index counter_cancelled_by_lane on forebay.counter_cancelled (queue, lane, low);
 alter table forebay.counter_cancelled replica identity full;
 
--- Acts that cancelled or replaced jobs. A transaction that an act does not see may give such a job another row, and not see the act: a row
--- is kept until no such transaction is left.
-create table forebay.counter_crossing (
-    xid   xid8 not null default pg_current_xact_id(),
-    queue text not null,
-    seen  pg_snapshot not null           -- rows that it shows were seen
-);
-create index counter_crossing_by_xid on forebay.counter_crossing (xid);
-alter table forebay.counter_crossing replica identity full;
-
--- Rows of the log that were moved or expired, for a group: a cancellation that does not see that may note them. Kept as long.
-create table forebay.counter_left (
-    xid      xid8 not null default pg_current_xact_id(),
-    queue    text not null,
-    group_id bigint not null,
-    lane     bigint not null,
-    seq      bigint not null
-);
-create index counter_left_by_xid on forebay.counter_left (xid);
-alter table forebay.counter_left replica identity full;
-
--- How far rows and cancellations were compared. The newest row is read.
-create table forebay.counter_crossed (
-    no     bigint primary key,
-    snap   pg_snapshot not null,         -- what it shows is noted
-    up_to  xid8 not null,                -- above each transaction of its time: a snapshot ends at the last one that has ended
-    waits  pg_snapshot not null,         -- acts that it shows are over when all transactions below the next number have ended
-    until  xid8 not null,
-    low    xid8 not null,                -- those that are not over have no lower transaction
-    queues text[] not null               -- and these queues
-);
-
--- A lane and a range of transactions whose rows have to be compared with cancellations.
-create type forebay._crossing_range as (queue text, lane bigint, audience bigint, priority integer, low xid8, high xid8);
-
 
 -- What is counted: a queue and a group, with the last count, and the transactions whose rows it does not have.
 create type forebay._waiting_base as (

@@ -84,9 +84,6 @@ left join position p on true
 where d.kind <> '' and (pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)) is not true
   and not exists (select from forebay.withdrawn w
                   where w.run_at = d.run_at and w.deferred_id = d.deferred_id and (w.group_id is null or w.group_id = g.group_id))
-  -- Not withdrawn yet: the act and the row did not see each other.
-  and not exists (select from forebay.tombstone t
-                  where t.job_id = d.job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = g.group_id))
 union all
 select g.queue, g.group_name, c.priority, c.kind, c.tag, e.state, e.jobs
 from groups g

@@ -91,9 +91,6 @@ begin
 
     -- Numbers and transactions of the other cluster. Rows that are written now are noted again.
     delete from forebay.counter_cancelled;
-    delete from forebay.counter_crossing;
-    delete from forebay.counter_crossed;
-    delete from forebay.counter_left;
 
     -- Claimed and not settled.
     for v_lease in select l.lease_id from forebay.lease l where l.closed_at is null order by l.opened_at loop

@@ -59,7 +59,6 @@ declare
     v_cancels constant boolean := v_act in ('cancel', 'truncate');
     v_most    constant bigint := coalesce(change_jobs.most, 9223372036854775807);
     v_ids     constant bigint[] := translate(v_filter ->> 'ids', '[]', '{}');
-    v_seen    constant pg_snapshot := pg_current_snapshot();
     v_found   forebay._match[];
     v_taken   bigint[] := '{}';
     v_asked   bigint[] := '{}';
@@ -96,9 +95,6 @@ begin
         select array_agg(distinct f.job_id) filter (where f.answer = 'changed'), array_agg(distinct f.job_id) filter (where f.answer = 'requested')
         into v_taken, v_asked from unnest(v_found) f;
         -- A job that waits for one group and runs for another: a truncation cancels it for the first only.
-        perform forebay._record_crossing(
-            array(select l.queue from (select distinct f.lane from unnest(v_found) f) m
-                  cross join lateral (select i.queue from forebay.lane i where i.lane = m.lane limit 1) l), v_seen);
         if v_act = 'truncate' and (select count(*) > 1 from forebay.queue_group g where g.queue = v_filter ->> 'queue') then
             v_held := array(select m.job_id from unnest(array['claimed', 'running']) s
                             cross join lateral forebay._matching('cancel', v_filter || jsonb_build_object('state', s), '{}', true, null) m);

@@ -82,7 +82,6 @@ begin
     if pg_sequence_last_value('forebay.tombstone_seq') is null then
         return;
     end if;
-    perform forebay._record_old_snapshot(p_lanes);
     for v_group in
         select d.group_id, array_agg(d.lane) as lanes, array_agg(d.seq) as seqs
         from (select distinct t.group_id, u.lane, u.seq
@@ -96,17 +95,15 @@ end
 $$;
 
 
--- The lanes of some queues (null: all) that have such rows, and those of p_more, for each group that reads them.
-create function forebay._cancelled_places(p_queues text[], p_more forebay.counter_cancelled[] default '{}') returns setof forebay._cancelled_place
+-- The lanes of some queues (null: all) that have such rows, for each group that reads them.
+create function forebay._cancelled_places(p_queues text[]) returns setof forebay._cancelled_place
 language sql stable
 -- planner: in order
 as $$
     select q.queue, q.lane, l.priority, coalesce(g.group_id, 0),
            row(0, q.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid,
                b.pos_seq)::forebay._cursor
-    from (select i.queue, i.lane from forebay.counter_cancelled i where p_queues is null or i.queue = any (p_queues)
-          union
-          select u.queue, u.lane from unnest(p_more) u) q
+    from (select distinct i.queue, i.lane from forebay.counter_cancelled i where p_queues is null or i.queue = any (p_queues)) q
     cross join lateral (select i.audience, i.priority from forebay.lane i where i.lane = q.lane limit 1) l
     left join forebay.queue_group g on g.queue = q.queue
     left join lateral (select i.* from forebay.batch i where i.group_id = g.group_id and i.lane = q.lane order by i.no desc limit 1) b on true
@@ -143,32 +140,20 @@ language plpgsql stable
 -- planner: in order
 as $$
 #variable_conflict use_column
-declare
-    v_ranges  forebay._crossing_range[];
-    v_crossed forebay.counter_cancelled[];
-    v_left    forebay.counter_left[];
 begin
     if pg_sequence_last_value('forebay.tombstone_seq') is null then
         return;
     end if;
-    v_ranges := forebay._crossing_ranges(p_queues);
-    v_crossed := array(select c from forebay._crossed_rows(v_ranges) c);
-    v_left := array(select l from forebay._crossed_left(v_ranges) l);
     return query
     with found as materialized (
         select p.queue, p.group_id, p.priority, p.lane, p.cursor, e.kind, e.tag, e.limit_key, e.jobs, e.low, e.high, e.xids, e.seqs,
                forebay._side_of(e.oldest, e.newest, e.low, e.high, p.cursor) as side
-        from forebay._cancelled_places(p_queues, v_crossed) p
+        from forebay._cancelled_places(p_queues) p
         cross join lateral (select i.* from forebay.counter_cancelled i
-                            where i.queue = p.queue and i.lane = p.lane and (i.group_id is null or i.group_id = p.group_id)
-                            union all
-                            select u.* from unnest(v_crossed) u
-                            where u.lane = p.lane and (u.group_id is null or u.group_id = p.group_id) offset 0) e
+                            where i.queue = p.queue and i.lane = p.lane and (i.group_id is null or i.group_id = p.group_id) offset 0) e
     ), entry as materialized (
         select f.*, coalesce(max(f.high) over (o rows between unbounded preceding and 1 preceding) >= f.low, false)
-                    or coalesce(min(f.low) over (o rows between 1 following and unbounded following) <= f.high, false)
-                    or exists (select from unnest(v_left) l where l.group_id = f.group_id and l.lane = f.lane and l.seq between f.low and f.high)
-                    as is_overlapped
+                    or coalesce(min(f.low) over (o rows between 1 following and unbounded following) <= f.high, false) as is_overlapped
         from found f
         where f.side >= 0 or f.limit_key is not null
         window o as (partition by f.group_id, f.lane, f.kind, f.tag, f.limit_key order by f.low, f.high)
@@ -182,8 +167,7 @@ begin
                            where p.group_id = e.group_id and p.limit_key = e.limit_key and p.lane = e.lane and p.xid = u.xid
                              and u.seq > p.after and u.seq <= p.seq_to) as is_parked
         from entry e cross join lateral unnest(e.xids, e.seqs) u (xid, seq)
-        where (e.side < 1 or e.is_overlapped)
-          and not exists (select from unnest(v_left) l where l.group_id = e.group_id and l.lane = e.lane and l.seq = u.seq)
+        where e.side < 1 or e.is_overlapped
     )
     select n.queue, n.group_id, n.priority, n.kind, n.tag, sum(n.jobs)::bigint, sum(n.parked)::bigint
     from (select e.queue, e.group_id, e.priority, e.kind, e.tag, e.jobs::bigint as jobs, 0::bigint as parked

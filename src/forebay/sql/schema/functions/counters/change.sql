@@ -18,13 +18,12 @@ $$;
 
 -- Withdraw the deferred row that this transaction has written for a job that may have been cancelled or replaced before: a claim that cannot
 -- take a suspect yet, for example, does not look at its cancellation. To withdraw a row twice changes nothing.
-create function forebay._withdraw_again(p_job_id bigint, p_lane bigint) returns void
+create function forebay._withdraw_again(p_job_id bigint) returns void
 language plpgsql volatile
 -- planner: indexed
 as $$
 begin
     if pg_sequence_last_value('forebay.tombstone_seq') is not null then
-        perform forebay._record_old_snapshot(array[p_lane]);
         perform forebay._withdraw(array[p_job_id], t.group_id)
         from (select distinct i.group_id from forebay.tombstone i where i.job_id = p_job_id and i.reason in ('c', 'r')) t;
     end if;
@@ -63,10 +62,6 @@ $$;
 create function forebay._record_row_left(p_queue text, p_group_id bigint, p_priority integer, p_row forebay.log, p_why "char") returns void
 language sql volatile
 as $$
-    insert into forebay.counter_left (queue, group_id, lane, seq) values (p_queue, p_group_id, p_row.lane, p_row.seq);
-    -- Committed since the caller has looked.
-    select forebay._record_crossing(array[p_queue])
-    where exists (select from forebay.tombstone t where t.job_id = coalesce(p_row.job_id, p_row.seq) and t.reason in ('c', 'r'));
     insert into forebay.counter_change (queue, group_id, priorities, audiences, states, row_xids, jobs, kinds, tags, why, segment_id)
     select p_queue, p_group_id, array[p_priority], array[0], array[case when p_row.ordering_key is null then 'w' else 'a' end::"char"],
            array['0'::xid8], array[1], array[p_row.kind], array[p_row.tag], p_why,

@@ -35,7 +35,6 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         return 0;
     end if;
-    perform forebay._note_crossed();
     select r.*, forebay._snapshot_of_others() as snap into v_found from forebay._counter_read(null, p_most) r;
 
     -- New cells, as many as there may be; then the cell of the others.

@@ -177,8 +177,6 @@ as $$
 #variable_conflict use_column
 declare
     v_position forebay.promotion;
-    v_crossed  constant forebay.withdrawn[] := array(
-        select d from forebay._crossed_deferred(forebay._crossing_ranges(array(select distinct b.queue from unnest(p_bases) b))) d);
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
@@ -223,9 +221,7 @@ begin
               -- Committed since the last promotion: it may be past due.
               select i.* from unnest(forebay._xid_ranges(v_position.snap, pg_current_snapshot()) || forebay._own_xid_range()) r
               cross join lateral (select j.* from forebay.withdrawn j where j.queue = b.queue and j.xid >= r.low and j.xid < r.high offset 0) i
-              where not pg_visible_in_snapshot(i.row_xid, v_position.snap)
-              union all
-              select i.* from unnest(v_crossed) i where i.queue = b.queue) u
+              where not pg_visible_in_snapshot(i.row_xid, v_position.snap)) u
           where u.audience in (0, b.group_id, -b.group_id) and (u.group_id is null or u.group_id = b.group_id)) w
     group by w.base, w.priority, w.kind, w.tag, w.state;
 end

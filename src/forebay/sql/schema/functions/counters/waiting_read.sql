@@ -22,7 +22,6 @@ declare
     v_rows     forebay._waiting_rows[];
     v_passed   forebay._waiting_rows[] := '{}';
     v_position forebay.promotion;
-    v_crossed  constant forebay.withdrawn[] := array(select d from forebay._crossed_deferred(forebay._crossing_ranges(p_queues)) d);
 begin
     v_bases := array(
         select row(row_number() over (order by w.queue, w.name), w.queue, w.group_id, w.name, w.start, c.no, c.snap, c.priorities, c.totals, c.scheduled,
@@ -99,9 +98,7 @@ begin
                   -- Committed since the last promotion: it may be past due.
                   select i.* from unnest(forebay._xid_ranges(v_position.snap, v_now) || v_own_range) r
                   cross join lateral (select j.* from forebay.withdrawn j where j.queue = b.queue and j.xid >= r.low and j.xid < r.high offset 0) i
-                  where not pg_visible_in_snapshot(i.row_xid, v_position.snap)
-                  union all
-                  select i.* from unnest(v_crossed) i where i.queue = b.queue) u
+                  where not pg_visible_in_snapshot(i.row_xid, v_position.snap)) u
               where u.audience in (0, b.group_id, -b.group_id) and (u.group_id is null or u.group_id = b.group_id)) w
         group by w.base, w.priority),
     cancelled_rows as materialized (

@@ -104,8 +104,7 @@ begin
         v_position_id := 9223372036854775807;
     end if;
 
-    perform pg_current_xact_id();  -- Before it looks for cancellations: see forebay._record_crossing().
-    v_withdrawn := exists (select from forebay.withdrawn) or forebay._has_crossings();
+    v_withdrawn := exists (select from forebay.withdrawn);
     if v_ids is not null then
         with due as materialized (
             select d.* from forebay.deferred d

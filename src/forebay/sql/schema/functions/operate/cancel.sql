@@ -47,7 +47,6 @@ begin
                      and (t.group_id is null or t.group_id = v_group_id)) then
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
-        perform forebay._record_crossing(array[v_queue]);
         perform forebay._withdraw(array[cancel.job_id], v_group_id);
         perform forebay._note_cancelled_jobs(array[cancel.job_id], v_group_id);
         if not v_states <@ array['claimed', 'running', 'done', 'cancelled', 'expired', 'dead'] then

@@ -44,7 +44,7 @@ begin
         values (
             p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
             nullif(p_pauses, 0), p_row.unique_key, {job of p_row});
-        perform forebay._withdraw_again(coalesce(p_row.job_id, p_row.seq), p_lane);
+        perform forebay._withdraw_again(coalesce(p_row.job_id, p_row.seq));
         perform forebay._announce_due(p_run_at);
     end if;
 end

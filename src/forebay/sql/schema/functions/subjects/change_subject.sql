@@ -177,7 +177,6 @@ declare
 begin
     if n.lane is not null and p_look.run_state <> 'ended' and not forebay._is_cancelled(n.job_id) then
         insert into forebay.tombstone (job_id, reason, recorded_at) values (n.job_id, 'c', forebay._now());
-        perform forebay._record_crossing(array[p_look.queue]);
         perform forebay._withdraw(array[n.job_id]);
         perform forebay._note_cancelled_jobs(array[n.job_id]);
         if p_look.run_state = 'waiting' then

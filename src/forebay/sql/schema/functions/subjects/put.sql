@@ -325,7 +325,6 @@ begin
                     where c.answer = 'updated' and (c.old).state = 'i' and c.run_state = 'waiting');
     if v_runs <> '{}' then
         insert into forebay.tombstone (job_id, reason, recorded_at) select u, 'r', v_now from unnest(v_runs) u;
-        perform forebay._record_crossing(array(select u.queue from unnest(p_new) u));
         perform forebay._withdraw(v_runs);
         perform forebay._note_cancelled_jobs(v_runs);
         perform forebay._announce_jobs(r.queue, null, 'cancelled', r.jobs)

@@ -49,11 +49,9 @@ begin
             continue;  -- An open transaction is making the successor.
         end;
         continue when v_job_id is null;
-        perform forebay._record_crossing(array[v_key.queue]);
         insert into forebay.tombstone (job_id, reason, recorded_at)
         values (v_key.job_id, 'r', forebay._now()), (v_job_id, 'k', forebay._now());
         select r.* into v_row from unnest(p_rows) r where coalesce(r.job_id, r.seq) = v_key.job_id;
-        perform forebay._note_cancelled(array[v_row.lane], array[v_row.xid], array[v_row.seq], null);  -- For other groups.
         v_row.job_id := v_job_id;
         v_row.enqueued_at := forebay._now();
         v_row.expires_at := v_key.expires_at;

@@ -78,7 +78,6 @@ begin
     if v_key_state <> 'ended' then
         -- Whatever the state of the predecessor, it does not start again.
         insert into forebay.tombstone (job_id, reason, recorded_at) values (v_last.job_id, 'r', v_now);
-        perform forebay._record_crossing(array[p_job.queue]);
         perform forebay._withdraw(array[v_last.job_id]);
         perform forebay._note_cancelled_jobs(array[v_last.job_id]);
         if v_key_state = 'waiting' then

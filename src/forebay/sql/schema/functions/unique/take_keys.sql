@@ -128,9 +128,6 @@ begin
         union all
         select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.mode = 'c';
         v_gone := array(select g.job_id from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null);
-        if v_gone <> '{}' then
-            perform forebay._record_crossing(array(select i.its_queue from unnest(p_items) i));
-        end if;
         perform forebay._withdraw(v_gone);
         perform forebay._note_cancelled_jobs(v_gone);
         perform forebay._announce_jobs(r.queue, null, 'cancelled', r.jobs)
