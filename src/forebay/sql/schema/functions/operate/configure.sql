@@ -47,8 +47,8 @@ begin
     if not v_resets and not forebay._is_in_range(v_rule.sort, v_value, v_rule.lowest, v_rule.highest, v_rule.choices) then
         v_range := forebay._range_in_words(v_rule.sort, v_rule.lowest, v_rule.highest, v_rule.choices, v_rule.unit);
         raise exception using errcode = 'JQ001', column = 'value',
-            message = case when v_rule.sort = 'retries' then format('%s: %s', v_rule.name, forebay._retry_problem(v_value))
-                           else format('%s %s is not %s', v_rule.name, left(to_jsonb(configure.value) #>> '{}', 100), v_range) end,
+            message = case when v_rule.sort = 'retries' then format('%s: value: %s', v_rule.name, forebay._retry_problem(v_value))
+                           else format('%s: value %s is not %s', v_rule.name, left(to_jsonb(configure.value) #>> '{}', 100), v_range) end,
             hint = format('Nothing was changed. Null gives the built-in value %s back.', coalesce(v_rule.built_in #>> '{}', 'none'));
     end if;
     if dry_run is not true then
