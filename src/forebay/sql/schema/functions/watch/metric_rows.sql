@@ -11,7 +11,7 @@
 --   labels  an object of texts: what the number is of, such as `queue`, `group`, `kind`, `endpoint`
 --   type    `counter`, a total that only grows, or `gauge`
 --
--- Numbers that are not known have no row. The histograms stay in forebay.measurements().
+-- Numbers that are not known are left out. The histograms stay in forebay.measurements().
 --
 -- Errors: JQ001 a bad number.
 -- Transaction: the caller's; reads only.
