@@ -5,10 +5,12 @@ import re
 from urllib.parse import urlsplit
 
 import pytest
+from psycopg.conninfo import make_conninfo
 from starlette.testclient import TestClient
 
 from forebay.console import User, asgi
 from forebay.console._acts import ACTS, PERMISSIONS
+from forebay.console._pages import PAGES
 from forebay.errors import ConfigError
 from tests.support.engine import enqueue, one
 from tests.support.waiting import wait_for
@@ -265,3 +267,75 @@ def test_the_way_back_stays_in_the_console(conn, browse, back):
         data={"act": "queues.resume", "queue": "mail", "back": "/main/queue?queue=mail"},
     )
     assert 'href="/main/queue?queue=mail"' in own.text
+
+
+@pytest.fixture
+def login(database, conn):
+    """Make a login role that is a member of some roles; return the address of its sessions."""
+    made = []
+
+    def login(*roles: str) -> str:
+        name = "console_" + "_".join(roles or ("none",))
+        conn.execute(f"create role {name} login")
+        made.append(name)
+        for role in roles:
+            conn.execute(f"grant {role} to {name}")
+        return make_conninfo(database, user=name)
+
+    yield login
+    for name in made:
+        conn.execute(f"drop owned by {name}")
+        conn.execute(f"drop role {name}")
+
+
+def test_a_reader_sees_every_page_and_acts_on_nothing(login, conn):
+    """
+    The rights of the login role are the last word: the page says which role is needed.
+    """
+    job = enqueue(conn, queue="mail")
+    app = asgi(login("forebay_reader"), acts=True)
+    with TestClient(app, base_url="http://localhost", headers=SAME) as client:
+        for page in PAGES:
+            if page.title:
+                assert client.get(f"/main{page.path}").status_code == 200, page.path
+        assert client.get(f"/main/job?what={job}").status_code == 200
+        for fields in (
+            {"act": "queues.pause", "queue": "mail"},
+            {"act": "jobs.cancel", "job": job},
+            {"act": "endpoints.reset", "endpoint": "none"},
+        ):
+            answer = client.post("/main/act", data=fields)
+            assert answer.status_code == 403, answer.text
+            assert "forebay_operator" in answer.text
+        page = client.get("/main/act", params={"act": "jobs.cancel_matching", "queue": "mail"})
+        assert page.status_code == 403
+        long = {"act": "jobs.cancel_matching", "queue": "mail", "token": "x"}
+        run = client.post("/main/act", data=long)
+        wait_for(lambda: "forebay_operator" in client.get(str(run.url)).text)
+    assert states(conn) == ["ready"]
+
+
+def test_a_role_without_rights_is_told_which_it_needs(login):
+    """
+    Each page is an answer with the reason, and no internal error.
+    """
+    app = asgi(login(), acts=True)
+    with TestClient(app, base_url="http://localhost", headers=SAME) as client:
+        for page in PAGES:
+            if page.title and page.path != "/database":
+                answer = client.get(f"/main{page.path}")
+                assert answer.status_code in (403, 503), (page.path, answer.text)
+                assert "forebay_reader" in answer.text or answer.status_code == 503
+
+
+def test_an_operator_acts(login, conn):
+    """
+    As a member of forebay_operator, who does not own the schema.
+    """
+    enqueue(conn, queue="mail")
+    app = asgi(login("forebay_operator"), acts=True)
+    with TestClient(app, base_url="http://localhost", headers=SAME) as client:
+        done = client.post("/main/act", data={"act": "queues.pause", "queue": "mail"})
+        assert "Queue mail is paused." in done.text
+        found = act(client, act="jobs.cancel_matching", queue="mail")
+        wait_for(lambda: "1 cancelled" in client.get(str(found.url)).text)

@@ -12,7 +12,8 @@ SILENT = {
     # They enqueue.
     "push_subject", "push_subjects", "upsert_subject", "upsert_subjects",
     # They read: what they call must see what was written before in the same statement.
-    "endpoints", "explain_job", "key", "keys", "limits", "measurements", "segment_held_by",
+    "endpoints", "explain_job", "key", "keys", "limits", "measurements", "metric_rows",
+    "segment_held_by",
     "sample_mirror",
     # Steps of what workers, mirrors and upgrades do by themselves.
     "close_groups", "lock_subjects_for_upgrade", "record_audit", "record_repair",

@@ -28,6 +28,18 @@ class ReadTooSlow(ForebayError):  # noqa: N818 - says what happened
     """A read was ended by its time limit."""
 
 
+class ReadRefused(ForebayError):  # noqa: N818 - says what happened
+    """The database refused a statement for a reason that has no type here."""
+
+
+def refusal(error: BaseException) -> ReadRefused | None:
+    """Return an error of the database in our words; None for any other error."""
+    if not is_database_error(error):
+        return None
+    message = str(error).partition("\n")[0]
+    return ReadRefused(f"the database refused: {message}")
+
+
 class Reader:
     """Runs reads on a few sessions, which open when they are needed.
 
@@ -72,6 +84,8 @@ class Reader:
 
         Raises:
             ReadTooSlow: it took longer than the time limit.
+            PermissionDenied: the login role has no right to it.
+            ReadRefused: the database has another reason.
             DatabaseUnavailable: no connection, or it was lost.
             SchemaError: the database has no schema, or an old one.
             ForebayError: Forebay's SQL function refused.
@@ -86,7 +100,10 @@ class Reader:
                         f"the database did not answer within {self._seconds:g} s",
                         hint="Narrow the filter, or try again when the database is less busy.",
                     ) from error
-                raise
+                refused = refusal(error)
+                if refused is None:
+                    raise
+                raise refused from error
             finally:
                 self._idle.append(session)
                 self._close_later()

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from forebay.client.reader import refusal
 from forebay.errors import ConfigError, ForebayError
 from forebay.model.change import JobFilter
 from forebay.model.text import counted
@@ -117,8 +118,10 @@ class Runs:
     async def _keep(run: Run, doing: Awaitable[str]) -> None:
         try:
             run.result = await doing
-        except ForebayError as error:
-            run.error = error
+        except Exception as error:
+            run.error = error if isinstance(error, ForebayError) else refusal(error)
+            if run.error is None:
+                raise
 
 
 def needed(form: Mapping[str, str], name: str) -> str:

@@ -27,12 +27,18 @@ from starlette.staticfiles import StaticFiles
 
 from forebay._actor import acting_as
 from forebay._dataclass import dataclass
-from forebay.client.reader import ReadTooSlow
+from forebay.client.reader import ReadRefused, ReadTooSlow, refusal
 from forebay.console._acts import ACTS, FILTER, PERMISSIONS, Act, Run
 from forebay.console._pages import PAGES, Page
 from forebay.console._source import Source
 from forebay.console._text import FILTERS, FUNCTIONS
-from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, SchemaError
+from forebay.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    ForebayError,
+    PermissionDenied,
+    SchemaError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -115,6 +121,8 @@ _TROUBLE: Final = (
     (DatabaseUnavailable, "The database is away", 503),
     (SchemaError, "The schema is not there", 503),
     (ReadTooSlow, "This took too long", 503),
+    (PermissionDenied, "The login role may not do this", 403),
+    (ReadRefused, "The database refused", 500),
     (ForebayError, "That does not work", 400),
 )
 
@@ -290,7 +298,7 @@ class Console:
             visit = await self._visit(request)
             try:
                 found = await page.read(visit.source, request)
-            except ForebayError as error:
+            except Exception as error:
                 return self._failed(visit, error)
             if isinstance(found, str):  # the address of another page
                 return RedirectResponse(visit.link(found), 303)
@@ -324,7 +332,7 @@ class Console:
         act = self._act(visit, form)
         try:
             plan = None if act.plan is None else await act.plan(visit.source.client, form)
-        except ForebayError as error:
+        except Exception as error:
             return self._failed(visit, error)
         fields = {name: form[name] for name in act.fields if form.get(name)}
         facts = {"section": "", "act": act, "plan": plan, "fields": fields, "run": None}
@@ -347,7 +355,7 @@ class Console:
                 return RedirectResponse(visit.link("run", number=number), 303)
             try:
                 result = await act.do(visit.source.client, form, token, lambda _: None)
-            except ForebayError as error:
+            except Exception as error:
                 return self._failed(visit, error)
         facts = {
             "section": "",
@@ -405,11 +413,15 @@ class Console:
                 raise HTTPException(413, "The form is too large.")
         return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
 
-    def _failed(self, visit: _Visit, error: ForebayError) -> Response:
+    def _failed(self, visit: _Visit, error: Exception) -> Response:
+        """Return the page of an error; raise what is neither ours nor the database's."""
+        known = error if isinstance(error, ForebayError) else refusal(error)
+        if known is None:
+            raise error
         title, status = next(
-            (title, status) for sort, title, status in _TROUBLE if isinstance(error, sort)
+            (title, status) for sort, title, status in _TROUBLE if isinstance(known, sort)
         )
-        return self._trouble(visit, error, title, status)
+        return self._trouble(visit, known, title, status)
 
     def _trouble(self, visit: _Visit, error: ForebayError, title: str, status: int) -> Response:
         facts = {"title": title, "error": error, "section": ""}

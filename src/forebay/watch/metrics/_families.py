@@ -109,7 +109,8 @@ _OF_JOB: Final = ("kind", "tag", "priority")
 
 def _in_order(each: Mapping[str, Any]) -> tuple[float, str]:
     """Return when a queue and group came; queues that no group has opened have counted nothing."""
-    return (math.inf if each["first"] is None else each["first"], each["queue"])
+    came = each["first"] if "first" in each else each["created_at"]
+    return (math.inf if came is None else came, each["queue"])
 
 
 def _of_queues(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:

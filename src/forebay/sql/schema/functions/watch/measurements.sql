@@ -126,7 +126,7 @@ as $$
         from counts i left join forebay.queue_group g on g.queue = i.queue and g.name = i.group_name)
     select coalesce(jsonb_agg(jsonb_build_object(
                'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
-               'retrying', d.retrying, 'cancelled', d.cancelled, 'first', d.group_id, 'created_at', extract(epoch from d.created_at),
+               'retrying', d.retrying, 'cancelled', d.cancelled, 'created_at', extract(epoch from d.created_at),
                'paused_at', extract(epoch from forebay._paused_since(d.paused_at, d.resume_at)),
                'is_served', d.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(d.group_id) is not null or exists (
                    select from forebay.lease l
@@ -276,7 +276,7 @@ begin
             from counted c group by c.queue, c.name, c.group_id, c.place
         )
         select coalesce(jsonb_agg(jsonb_build_object(
-                   'queue', l.queue, 'group', l.name, 'first', l.group_id, 'place', l.place,
+                   'queue', l.queue, 'group', l.name, 'place', l.place,
                    'priority', case when l.place is not null then l.priority end, 'kind', case when l.place is not null then l.kind end,
                    'tag', case when l.place is not null then l.tag end, 'sets', l.sets,
                    'scheduled', l.scheduled, 'ready', l.ready, 'claimed', l.claimed, 'retrying', l.retrying,
