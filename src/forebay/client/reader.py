@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _QUERY_CANCELED: Final = "57014"
+_INSUFFICIENT_PRIVILEGE: Final = "42501"
 
 #: Sessions close when none was used for this long.
 _IDLE_SECONDS: Final = 30.0
@@ -37,7 +38,15 @@ def refusal(error: BaseException) -> ReadRefused | None:
     if not is_database_error(error):
         return None
     message = str(error).partition("\n")[0]
-    return ReadRefused(f"the database refused: {message}")
+    is_right = getattr(error, "sqlstate", "") == _INSUFFICIENT_PRIVILEGE
+    return ReadRefused(
+        f"the database refused: {message}",
+        hint=(
+            "To look, log in as a member of forebay_reader; to act, of forebay_operator."
+            if is_right
+            else None
+        ),
+    )
 
 
 class Reader:

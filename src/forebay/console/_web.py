@@ -122,7 +122,7 @@ _TROUBLE: Final = (
     (SchemaError, "The schema is not there", 503),
     (ReadTooSlow, "This took too long", 503),
     (PermissionDenied, "The login role may not do this", 403),
-    (ReadRefused, "The database refused", 500),
+    (ReadRefused, "The database refused", 403),
     (ForebayError, "That does not work", 400),
 )
 
