@@ -18,7 +18,7 @@ insert into forebay.sink_type (name, settings, required, is_ours) values
     ('celery', '{url,queue,tasks,connect_timeout}', '{}', true),
     ('dramatiq', '{url,queue,tasks,namespace,max_priority,connect_timeout}', '{url}', true),
     ('forebay', '{url,queue,kinds,remember_days,connect_timeout}', '{url}', true),
-    ('http', '{url,method,headers,auth,secrets,batch,cloudevents,source,concurrency,connect_timeout,timeout,response_bytes_max,show_response,cert_file,key_file,key_passphrase,pinned,token_url,client_id,client_secret,scope,audience,token_auth,aws_service,aws_region,aws_key_id,aws_secret_key,aws_session_token,url_suffixes,timeout_max,redirects,redirect_hosts}', '{url}', true),
+    ('http', '{url,method,headers,auth,secrets,batch,cloudevents,source,concurrency,connect_timeout,timeout,response_bytes_max,show_response,url_suffixes,timeout_max,redirects,redirect_hosts,cert_file,key_file,key_passphrase,pinned,token_url,client_id,client_secret,scope,audience,token_auth,aws_service,aws_region,aws_key_id,aws_secret_key,aws_session_token}', '{url}', true),
     ('kafka', '{url,topic,create,sasl_mechanism,connect_timeout,delivery_timeout}', '{url,topic}', true),
     ('mqtt', '{url,topic,password,retain,needs_subscriber,ack_timeout,connect_timeout}', '{url,topic}', true),
     ('nats', '{url,subject,stream,ack_timeout,connect_timeout,credentials,nkey,token}', '{url,subject}', true),
