@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import psycopg
 
@@ -64,7 +64,7 @@ def _set_up(dsn: str) -> None:
 
 
 @contextlib.contextmanager
-def _running(*arguments: str, dsn: str) -> Iterator[None]:
+def _running(*arguments: str, dsn: str) -> Generator[None]:
     """Run a command of Forebay beside the console, without its log."""
     process = subprocess.Popen(
         [*_FOREBAY, *arguments, "--dsn", dsn, "--log-level", "error"],
@@ -80,7 +80,7 @@ def _running(*arguments: str, dsn: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _producing(dsn: str) -> Iterator[None]:
+def _producing(dsn: str) -> Generator[None]:
     """Let customers order, about twenty times a second."""
     ended = threading.Event()
     thread = threading.Thread(target=_produce, args=(dsn, ended))
