@@ -32,7 +32,7 @@ def test_a_page_is_walked_through_and_shown_within_80_columns():
     """
     shown = run("fetchq")
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    lines = shown.stdout.splitlines()
+    lines = [line.rstrip() for line in shown.stdout.splitlines()]
     assert max(map(len, lines)) <= 80
     for expected in (
         "=> select forebay.push_subject('crawl', 'a.example', '{\"url\":",
