@@ -348,4 +348,5 @@ async def test_only_an_idle_connection_is_checked(app, conn, monkeypatch):
     for number in range(10):
         work.enqueue(conn, number)
     await run_until_idle(app, concurrency=1)
-    assert len(checked) <= 1
+    # A new connection is checked once. On a busy machine the pool may open a second one.
+    assert len(checked) == len(set(checked)) <= 2
