@@ -57,6 +57,7 @@ class Act(NamedTuple):
         do: does it, and returns what became of it; with the token of the plan, and a function that
             takes the number of jobs so far.
         plan: says what it would do; None: it has an exact reverse and needs no question.
+        reverse: the act that undoes it exactly; None: it has a plan instead.
         is_long: it may take minutes, and continues while the person looks at something else.
     """
 
@@ -66,6 +67,7 @@ class Act(NamedTuple):
     fields: tuple[str, ...]
     do: Callable[[AsyncClient, Mapping[str, str], str, Callable[[int], None]], Awaitable[str]]
     plan: Callable[[AsyncClient, Mapping[str, str]], Awaitable[Plan]] | None = None
+    reverse: str | None = None
     is_long: bool = False
 
 
@@ -143,16 +145,17 @@ def _filter(form: Mapping[str, str]) -> JobFilter:
     return JobFilter(**given) if given else JobFilter(all=True)
 
 
-async def _pause(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    queue = needed(form, "queue")
-    await client.pause_queue(queue)
-    return f"Queue {queue} is paused."
+def _to(
+    field: str, act: Callable[[AsyncClient, str], Awaitable[object]], sentence: str
+) -> Callable[..., Awaitable[str]]:
+    """Return what does an act to the one thing that a field names, and says the sentence of it."""
 
+    async def do(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+        name = needed(form, field)
+        await act(client, name)
+        return sentence.format(name)
 
-async def _resume(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    queue = needed(form, "queue")
-    await client.resume_queue(queue)
-    return f"Queue {queue} is resumed."
+    return do
 
 
 async def _plan_cancel(client: AsyncClient, form: Mapping[str, str]) -> Plan:
@@ -231,30 +234,6 @@ async def _redrive_cause(
     return f"{counted(number, 'dead letter')} redriven."
 
 
-async def _mute(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    cause = needed(form, "cause")
-    await client.mute_cause(cause)
-    return f"Cause {cause} is muted."
-
-
-async def _unmute(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    cause = needed(form, "cause")
-    await client.unmute_cause(cause)
-    return f"Cause {cause} is not muted."
-
-
-async def _pause_schedule(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    name = needed(form, "schedule")
-    await client.pause_schedule(name)
-    return f"Schedule {name} is paused."
-
-
-async def _resume_schedule(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    name = needed(form, "schedule")
-    await client.resume_schedule(name)
-    return f"Schedule {name} is resumed."
-
-
 async def _plan_run(client: AsyncClient, form: Mapping[str, str]) -> Plan:
     found = await client.schedule(needed(form, "schedule"))
     facts = [("kind", found.kind), ("last", found.last_for)]
@@ -266,52 +245,55 @@ async def _run(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
     return f"Schedule {name}: job {await client.run_schedule(name)} is enqueued."
 
 
-async def _disable(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    name = needed(form, "endpoint")
-    await client.disable_endpoint(name, "in the console")
-    return f"Endpoint {name} is disabled. Its deliveries wait."
-
-
-async def _enable(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    name = needed(form, "endpoint")
-    await client.enable_endpoint(name)
-    return f"Endpoint {name} is enabled."
-
-
 async def _plan_reset(client: AsyncClient, form: Mapping[str, str]) -> Plan:
     found = await client.endpoint(needed(form, "endpoint"))
     facts = [("breaker", found.breaker), ("waiting", f"{found.waiting:,}")]
     return Plan(f"Close the breaker of endpoint {found.name}: its deliveries are sent now.", facts)
 
 
-async def _reset(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
-    name = needed(form, "endpoint")
-    await client.reset_endpoint(name)
-    return f"The breaker of endpoint {name} is closed."
-
+_Q, _J, _S, _E = "change queues", "change jobs", "change schedules", "change endpoints"
 
 #: Every act, by its name.
 ACTS: Final = {
     act.name: act
     for act in (
-        Act("queues.pause", "change queues", "Pause", ("queue",), _pause),
-        Act("queues.resume", "change queues", "Resume", ("queue",), _resume),
-        Act("jobs.cancel", "change jobs", "Cancel", ("job",), _cancel, _plan_cancel),
-        Act("jobs.cancel_matching", "change jobs", "Cancel all that match", FILTER,
+        Act("queues.pause", _Q, "Pause", ("queue",),
+            _to("queue", lambda c, n: c.pause_queue(n), "Queue {} is paused."),
+            reverse="queues.resume"),
+        Act("queues.resume", _Q, "Resume", ("queue",),
+            _to("queue", lambda c, n: c.resume_queue(n), "Queue {} is resumed."),
+            reverse="queues.pause"),
+        Act("jobs.cancel", _J, "Cancel", ("job",), _cancel, _plan_cancel),
+        Act("jobs.cancel_matching", _J, "Cancel all that match", FILTER,
             _cancel_matching, _plan_cancel_matching, is_long=True),
-        Act("jobs.retry_matching", "change jobs", "Make all that match ready now", FILTER,
+        Act("jobs.retry_matching", _J, "Make all that match ready now", FILTER,
             _retry_matching, _plan_retry_matching, is_long=True),
-        Act("dead.redrive", "change jobs", "Redrive", ("dead",), _redrive, _plan_redrive),
-        Act("dead.redrive_matching", "change jobs", "Redrive all", ("cause",),
+        Act("dead.redrive", _J, "Redrive", ("dead",), _redrive, _plan_redrive),
+        Act("dead.redrive_matching", _J, "Redrive all", ("cause",),
             _redrive_cause, _plan_redrive_cause, is_long=True),
-        Act("dead.mute", "change jobs", "Mute", ("cause",), _mute),
-        Act("dead.unmute", "change jobs", "Unmute", ("cause",), _unmute),
-        Act("schedules.pause", "change schedules", "Pause", ("schedule",), _pause_schedule),
-        Act("schedules.resume", "change schedules", "Resume", ("schedule",), _resume_schedule),
-        Act("schedules.run", "change schedules", "Run now", ("schedule",), _run, _plan_run),
-        Act("endpoints.disable", "change endpoints", "Disable", ("endpoint",), _disable),
-        Act("endpoints.enable", "change endpoints", "Enable", ("endpoint",), _enable),
-        Act("endpoints.reset", "change endpoints", "Close the breaker", ("endpoint",), _reset,
+        Act("dead.mute", _J, "Mute", ("cause",),
+            _to("cause", lambda c, n: c.mute_cause(n), "Cause {} is muted."),
+            reverse="dead.unmute"),
+        Act("dead.unmute", _J, "Unmute", ("cause",),
+            _to("cause", lambda c, n: c.unmute_cause(n), "Cause {} is not muted."),
+            reverse="dead.mute"),
+        Act("schedules.pause", _S, "Pause", ("schedule",),
+            _to("schedule", lambda c, n: c.pause_schedule(n), "Schedule {} is paused."),
+            reverse="schedules.resume"),
+        Act("schedules.resume", _S, "Resume", ("schedule",),
+            _to("schedule", lambda c, n: c.resume_schedule(n), "Schedule {} is resumed."),
+            reverse="schedules.pause"),
+        Act("schedules.run", _S, "Run now", ("schedule",), _run, _plan_run),
+        Act("endpoints.disable", _E, "Disable", ("endpoint",),
+            _to("endpoint", lambda c, n: c.disable_endpoint(n, "in the console"),
+                "Endpoint {} is disabled. Its deliveries wait."),
+            reverse="endpoints.enable"),
+        Act("endpoints.enable", _E, "Enable", ("endpoint",),
+            _to("endpoint", lambda c, n: c.enable_endpoint(n), "Endpoint {} is enabled."),
+            reverse="endpoints.disable"),
+        Act("endpoints.reset", _E, "Close the breaker", ("endpoint",),
+            _to("endpoint", lambda c, n: c.reset_endpoint(n),
+                "The breaker of endpoint {} is closed."),
             _plan_reset),
     )
 }  # fmt: skip

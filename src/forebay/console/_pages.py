@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from forebay.doctor import without_workers
 from forebay.doctor.examine import examine
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, EndpointNotFound
 from forebay.model.change import JobFilter
 from forebay.model.job import JobState
 from forebay.model.stats import STATS_BOUNDS
@@ -58,6 +58,9 @@ _SPANS: Final[dict[str, tuple[Any, timedelta]]] = {
     "day": ("minute", timedelta(days=1)),
     "month": ("hour", timedelta(days=30)),
 }
+
+#: Numbers of a histogram: one more than bounds.
+_BUCKETS: Final = len(STATS_BOUNDS) + 1
 
 #: Points of a curve.
 _POINTS_MAX: Final = 120
@@ -171,7 +174,7 @@ def _by(counted: Iterable[Any], field: str) -> list[Facts]:
     for one in counted:
         row = sums.setdefault(
             getattr(one, field),
-            defaultdict(int, waits=[0] * (len(STATS_BOUNDS) + 1), durations=[0] * 20),
+            defaultdict(int, waits=[0] * _BUCKETS, durations=[0] * _BUCKETS),
         )
         for name in ("scheduled", "ready", "claimed", "retrying", "done", "failed", "dead",
                      "expired", "wait_ms", "duration_ms"):  # fmt: skip
@@ -390,10 +393,9 @@ async def _endpoints(source: Source, _request: Request) -> Facts:
 
 async def _endpoint(source: Source, request: Request) -> Facts:
     name = _needed(request, "name")
-    found = next(
-        (one for one in await source.read(endpoints.endpoints()) if one.name == name), None
-    )
-    if found is None:
+    try:
+        found = await source.read(endpoints.endpoint(name))
+    except EndpointNotFound:
         return {"section": "Endpoints", "name": name, "is_missing": True, "endpoint": None}
     deliveries = await source.read(
         archive.search(

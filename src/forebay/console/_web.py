@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import getpass
 import hashlib
 import inspect
@@ -483,6 +484,7 @@ def _query(values: Mapping[str, Any]) -> str:
     return f"?{urlencode(left)}" if left else ""
 
 
+@functools.cache
 def _named(name: str) -> str:
     """Return the name of a static file with its checksum, so that a new version is fetched."""
     digest = hashlib.sha256((_STATIC / name).read_bytes()).hexdigest()[:12]
