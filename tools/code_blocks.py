@@ -34,6 +34,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 LANGUAGES = ("python", "sql", "bash", "console")
 _COMMAND_SECONDS_MAX = 120
@@ -121,6 +123,32 @@ def blocks_of(file: Path, language: str) -> list[str]:
         for match in _BLOCK.finditer(file.read_text(encoding="utf-8"))
         if match["language"] == language
     ]
+
+
+def variables_of(dsn: str) -> dict[str, str]:
+    """Return the variables by which every tool finds a database."""
+    parts = conninfo_to_dict(dsn)
+    return {
+        "FOREBAY_DATABASE_URL": dsn,
+        "DATABASE_URL": dsn,
+        "PGHOST": str(parts["host"]),
+        "PGPORT": str(parts["port"]),
+        "PGUSER": str(parts["user"]),
+        "PGDATABASE": str(parts["dbname"]),
+    }
+
+
+def terminal(dsn: str, folder: Path, columns: int) -> dict[str, str]:
+    """Return what a reader's terminal would have: the database, the programs, a folder, a width."""
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
+    return {
+        **kept,
+        **variables_of(dsn),
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": str(folder),
+        "COLUMNS": str(columns),
+        "NO_COLOR": "1",
+    }
 
 
 @dataclass

@@ -16,7 +16,6 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +24,7 @@ from examples.six_sinks.servers import redis_server
 from forebay.embedded import EmbeddedServer, temporary_server
 from forebay.errors import ForebayError
 from forebay.upgrade.migrate import migrate
-from tools.code_blocks import Block, BlockError, Session, read_blocks
+from tools.code_blocks import Block, BlockError, Session, read_blocks, terminal
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "coming-from"
@@ -75,7 +74,7 @@ def _walk(page: str, server: EmbeddedServer, parent: Path, redis: str, console: 
     folder = parent / page
     folder.mkdir()
     dsn = _new_database(server, page)
-    environment = _environment(dsn, folder, redis)
+    environment = terminal(dsn, folder, 80) | {"REDIS_URL": f"redis://{redis}"}
     shown = Shown(dsn, folder, environment, console=console)
     os.environ.update(environment)
     back = Path.cwd()
@@ -99,25 +98,6 @@ def _new_database(server: EmbeddedServer, name: str) -> str:
     dsn = server.dsn(name)
     migrate(dsn)
     return dsn
-
-
-def _environment(dsn: str, folder: Path, redis: str) -> dict[str, str]:
-    """Return what a reader's terminal would have."""
-    parts = conninfo_to_dict(dsn)
-    return {
-        **{name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ},
-        "FOREBAY_DATABASE_URL": dsn,
-        "DATABASE_URL": dsn,
-        "PGHOST": str(parts["host"]),
-        "PGPORT": str(parts["port"]),
-        "PGUSER": str(parts["user"]),
-        "PGDATABASE": str(parts["dbname"]),
-        "REDIS_URL": f"redis://{redis}",
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PYTHONPATH": str(folder),
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
-    }
 
 
 def _headings(file: Path) -> list[tuple[int, int, str]]:

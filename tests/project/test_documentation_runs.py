@@ -3,7 +3,6 @@ order, on one database.
 """
 
 import ast
-import os
 import re
 import shlex
 import socket
@@ -16,12 +15,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.fix_db import migrated_database
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
-from tools.code_blocks import BlockError, Session, read_blocks
+from tools.code_blocks import BlockError, Session, read_blocks, terminal, variables_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -69,28 +67,7 @@ def redis_url(request) -> Callable[[], str]:
 @pytest.fixture
 def environment(database, tmp_path) -> dict[str, str]:
     """What a reader's terminal would have: the database, the programs, a folder of their own."""
-    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
-    return {
-        **kept,
-        **variables_of(database),
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PYTHONPATH": str(tmp_path),
-        "COLUMNS": "120",
-        "NO_COLOR": "1",
-    }
-
-
-def variables_of(dsn: str) -> dict[str, str]:
-    """Return the variables by which every tool finds a database."""
-    parts = conninfo_to_dict(dsn)
-    return {
-        "FOREBAY_DATABASE_URL": dsn,
-        "DATABASE_URL": dsn,
-        "PGHOST": parts["host"],
-        "PGPORT": str(parts["port"]),
-        "PGUSER": parts["user"],
-        "PGDATABASE": parts["dbname"],
-    }
+    return terminal(database, tmp_path, 120)
 
 
 def a_param(file: Path):

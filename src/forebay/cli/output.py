@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli.text import Table, Text, json_highlighted
 from forebay.model.text import escaped_json
-from forebay.policy.retry import human_duration
+from forebay.policy.retry import human_distance
 
 if TYPE_CHECKING:
     from forebay.model.status import DeadLetter, Failure, JobStatus
@@ -79,11 +79,7 @@ def ago(instant: datetime | None) -> str:
     """
     if instant is None:
         return "-"
-    seconds = (datetime.now(UTC) - instant).total_seconds()
-    if abs(seconds) < 1:
-        return "now"
-    length = human_duration(round(abs(seconds)))
-    return f"{length} ago" if seconds > 0 else f"in {length}"
+    return human_distance((datetime.now(UTC) - instant).total_seconds())
 
 
 def moment(instant: datetime | None) -> str:

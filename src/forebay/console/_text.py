@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from forebay.model.status import shown_args
 from forebay.model.text import call_text, counted, human_bytes, replaced_controls
-from forebay.policy.retry import human_duration
+from forebay.policy.retry import human_distance, human_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,12 +44,7 @@ def instant(value: datetime | float | None) -> Markup:
         return Markup("-")
     at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
     at = at.astimezone(UTC)
-    seconds = (datetime.now(UTC) - at).total_seconds()
-    if abs(seconds) < 1:
-        text = "now"
-    else:
-        length = human_duration(round(abs(seconds)))
-        text = f"{length} ago" if seconds > 0 else f"in {length}"
+    text = human_distance((datetime.now(UTC) - at).total_seconds())
     utc = at.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), utc, text)
 

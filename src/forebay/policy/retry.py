@@ -399,6 +399,18 @@ def human_duration(seconds: float) -> str:
     return f"{seconds:.2g} s"
 
 
+def human_distance(seconds: float) -> str:
+    """Return how far an instant is, with the seconds since it; negative: it is to come.
+
+    >>> [human_distance(s) for s in (0.4, 120, -5)]
+    ['now', '2 min ago', 'in 5 s']
+    """
+    if abs(seconds) < 1:
+        return "now"
+    length = human_duration(round(abs(seconds)))
+    return f"{length} ago" if seconds > 0 else f"in {length}"
+
+
 def leaves(exception: BaseException) -> list[BaseException]:
     """Return the exceptions of a group and of the groups in it, or the exception itself."""
     found: list[BaseException] = []
