@@ -82,7 +82,11 @@ def test_a_value_is_set_shown_and_reset(conn, name, value, held):
     ("name", "value", "message"),
     [
         ("max_attempts", 0, "max_attempts: value 0 is not an integer within 1 to 10000 attempts"),
-        ("max_attempts", 2.5, "max_attempts: value 2.5 is not an integer within 1 to 10000 attempts"),
+        (
+            "max_attempts",
+            2.5,
+            "max_attempts: value 2.5 is not an integer within 1 to 10000 attempts",
+        ),
         ("max_attempts", "many", "is not an integer within 1 to 10000 attempts"),
         ("max_attempts", True, "is not an integer within 1 to 10000 attempts"),
         ("max_attempts", "1e99", "is not an integer within 1 to 10000 attempts"),
