@@ -80,6 +80,25 @@ def exceeded(found: list[tuple[str, Call, int]]) -> list[str]:
     ]
 
 
+#: Functions that every worker calls all the time: their bounds are near to what they read.
+_CLOSE = ("maintain_v1", "poll_v1")
+
+
+def loose(found: list[tuple[str, Call, int]]) -> list[str]:
+    """Return a line for each of these functions that states more than three times what its largest
+    call read.
+    """
+    stated = stated_pages()
+    problems = []
+    for function in _CLOSE:
+        read, allowed = max(
+            (count, call.allowed(stated)) for _, call, count in found if call.function == function
+        )
+        if allowed > 3 * read:
+            problems.append(f"{function} states {allowed} pages where it read {read}")
+    return problems
+
+
 def no_call_reads_more_than_stated(dsn: str, rows: int, lanes: int, statistics: str) -> None:
     """Fill a log beside sessions that know it empty.
 
@@ -91,7 +110,7 @@ def no_call_reads_more_than_stated(dsn: str, rows: int, lanes: int, statistics: 
             conn.execute("analyze")
     sessions = build(dsn, lanes)
     assert exceeded(measure(sessions)) == []
-    problems = []
+    found = []
     with ExitStack() as stack:
         stack.enter_context(held(dsn))
         fill(dsn, rows, sessions)
@@ -102,8 +121,10 @@ def no_call_reads_more_than_stated(dsn: str, rows: int, lanes: int, statistics: 
         new.job = sessions[0].job
         for others in (nullcontext(), open_transactions(dsn, rows)):
             with others:
-                problems += exceeded(measure([*sessions, new]))
-    problems += exceeded(measure(sessions))
+                found += measure([*sessions, new])
+    found += measure(sessions)
+    # With one lane, most of what is stated is room for the largest case.
+    problems = [*exceeded(found), *(loose(found) if lanes > 1 else [])]
     for session in [*sessions, new]:
         session.close()
     assert problems == [], "\n".join(problems)

@@ -194,6 +194,12 @@ class Session:
         poll = "select * from forebay.poll_v1(%s::bigint[], 1000, 1, 1.5)"
         units = {"group": len(self.groups), "open transaction": 6}
         yield Call("poll_v1", poll, [self.groups], {**lanes, **units})
+        forget_polls(self.conn)
+        yield Call("poll_v1", poll, [self.groups], {**lanes, **units})
+        behind = open_group(self.conn, "behind")
+        forget_polls(self.conn)
+        of_one = {"lane": 3, "group": 1, "open transaction": 6}
+        yield Call("poll_v1", poll, [[behind]], of_one)
         yield Call("poll_v1", poll, [[self.empty]], {"group": 1, "open transaction": 6})
         yield self._claim(queue, self.lane)
         yield self._settle({"flush_no": 1, "done": [1, 2, 3, 4, 5, 6, 7, 8]})

@@ -9,7 +9,7 @@
 -- Errors: JQ001 a bad holder or time, only when no lane is ready; JQ030 foreign cluster.
 -- Transaction: any; meant to be autocommitted. A leadership takes effect at once, also if the
 --   transaction rolls back.
--- pages: 110 + 6 a lane + 12 a group + 5 an open transaction
+-- pages: 75 + 4 a lane + 6 a group + 2 an open transaction
 create function forebay.poll_v1(p_group_ids bigint[], p_sleep_millis integer, p_holder integer, p_seconds double precision)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean,
                held bigint[])
