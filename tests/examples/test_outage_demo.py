@@ -76,7 +76,9 @@ def test_an_outage_costs_one_order_nothing_and_the_other_what_was_written_in_it(
         # How fast it was is judged in a long run on a quiet machine. Nothing else may fail.
         phases = ("before", "during", "after")
         limits = dict.fromkeys(phases, found["limit_ms"]) | {"after": found["limit_ms_after"]}
-        is_fast = all(found[f"write_p99_ms_{phase}"] <= limits[phase] for phase in phases)
+        is_fast = found["recovery_seconds"] is not None and all(
+            found[f"write_p99_ms_{phase}"] <= limits[phase] for phase in phases
+        )
         is_busy = any((found[f"others_{phase}"] or 0) >= 0.15 for phase in phases)
         assert is_fast or is_busy or not is_long
         status = 0 if is_fast or is_busy else 1
@@ -138,13 +140,13 @@ def test_on_a_slow_machine_the_limit_is_ten_times_what_it_was_before(outage_run,
 
 def test_a_broken_promise_is_not_a_success(outage_run):
     """
-    Each number that must be 0, no recovery, and an outage that nothing noticed.
+    Each number that must be 0, and an outage that nothing noticed.
     """
     assert a_result(outage_run).is_right
     for name, value in [
         *((name, 1) for name in ("failed_writes", "lost_writes", "missing_after", "stale_after",
             "orphaned_after", "jobs_after")),
-        ("recovery_seconds", None), ("behind_at_most", 0), ("old_order_lost", 0),
+        ("behind_at_most", 0), ("old_order_lost", 0),
     ]:  # fmt: skip
         assert not a_result(outage_run, **{name: value}).is_right, name
 
@@ -171,6 +173,9 @@ def test_the_closing_sentence_says_what_the_run_has_shown(outage_run):
     # A pause of the machine after the outage, which the writes of the old order met as well.
     paused = {"write_p99_ms_after": 4600.4, "limit_ms_after": 5000}
     assert str(verdict(a_result(outage_run, **paused))) == fast
+    late = {"recovery_seconds": None}
+    assert "only when people stopped writing. Please" in str(verdict(a_result(outage_run, **late)))
+    assert "busy: the backlog" in str(verdict(a_result(outage_run, **late, others_after=0.5)))
     assert "must not happen" in str(verdict(a_result(outage_run, lost_writes=1, others_after=0.9)))
 
 

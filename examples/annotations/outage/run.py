@@ -158,19 +158,14 @@ class Result:
             *(self.failed_writes, self.lost_writes, self.jobs_after),
             *(self.missing_after, self.stale_after, self.orphaned_after),
         )
-        return (
-            not any(nothing)
-            and self.recovery_seconds is not None
-            and self.behind_at_most > 0
-            and self.old_order_lost > 0
-        )
+        return not any(nothing) and self.behind_at_most > 0 and self.old_order_lost > 0
 
     @property
     def is_fast(self) -> bool:
         """Whether no request waited for the index: before, during and after the outage, each by
-        itself.
+        itself; and whether the backlog was worked off while people wrote.
         """
-        return self.slowest is None
+        return self.slowest is None and self.recovery_seconds is not None
 
     @property
     def slowest(self) -> tuple[float, int] | None:

@@ -201,16 +201,21 @@ def verdict(result: Result) -> Text:
     """Return the sentence under the table."""
     if not result.is_right:
         return Text("This must not happen: please report it.", "bold red")
-    if result.slowest is None:
+    if result.is_fast:
         return Text("Nothing was lost, and no request waited for the index.", "bold green")
-    took, limit = result.slowest
-    slow = f"writes took up to {took:,.0f} ms (p99; at most {limit:,} ms expected)"
+    slow = []
+    if result.slowest is not None:
+        took, limit = result.slowest
+        slow.append(f"writes took up to {took:,.0f} ms (p99; at most {limit:,} ms expected)")
+    if result.recovery_seconds is None:
+        slow.append("the backlog was worked off only when people stopped writing")
+    what = ", and ".join(slow)
     if result.was_busy:
         return Text(
-            f"Nothing was lost. The machine was busy, and {slow}. Repeat this on a quiet machine.",
+            f"Nothing was lost. The machine was busy: {what}. Repeat this on a quiet machine.",
             "bold yellow",
         )
-    return Text(f"Nothing was lost, but {slow}. Please report it.", "bold red")
+    return Text(f"Nothing was lost, but {what}. Please report it.", "bold red")
 
 
 def _panel(title: str, rows: Sequence[tuple[str, str, str]], *, is_low: bool) -> Panel:

@@ -135,8 +135,11 @@ class Batch:
         newest = self._continued[offset]
         return newest is None or claim_no <= newest
 
-    def take_flush(self) -> Flush | None:
-        """Return a flush of the jobs that ended since the last flush; None if there are none."""
+    def take_flush(self, ended_most: int) -> Flush | None:
+        """Return a flush of the jobs that ended since the last flush; None if there are none.
+
+        It has at most ``ended_most`` other outcomes than done; the others stay for the next one.
+        """
         if not self.done and not self.ended:
             return None
         whole = self.untouched and len(self.done) == self.size
@@ -145,12 +148,12 @@ class Batch:
             flush_no=next(self.flush_nos),
             done=None if whole else self.done,
             millis=_in_order(self.done, self.millis) if whole else self.millis,
-            ended=self.ended,
+            ended=self.ended[:ended_most],
         )
         if self.counters:
             flush.counters, self.counters = self.counters, []
         self.untouched = False
-        self.done, self.millis, self.ended = [], [], []
+        self.done, self.millis, self.ended = [], [], self.ended[ended_most:]
         return flush
 
     def take_announced(self, offsets: list[int] | None) -> list[Announcement]:

@@ -37,6 +37,10 @@ log = logger("forebay.worker")
 #: first flush after a pause is sent at once.
 _BETWEEN_FLUSHES_SECONDS = 0.01
 
+#: Outcomes besides done in a transaction. Each has statements of its job, so thousands in one would
+#: keep its locks for seconds, and could exceed the statement's time again and again.
+_ENDED_MAX = 200
+
 #: Pause before refused flushes are retried.
 _SET_ASIDE_SECONDS = 3.0
 
@@ -194,8 +198,7 @@ class Settler:
             aside, self._set_aside = self._set_aside, []
             flushes += aside
         for batch in dirty:
-            flush = batch.take_flush()
-            if flush is not None:
+            while (flush := batch.take_flush(_ENDED_MAX)) is not None:
                 flushes.append((batch, flush))
         # The order is that of execution: the database must learn that a job ended before it learns
         # that the next job of its key will run again, or it would requeue that job.
@@ -205,8 +208,10 @@ class Settler:
         while self._under_way:
             lease = self._under_way[0][0].lease
             mine = [item for item in self._under_way if item[0].lease is lease]
-            await self._write_some(lease, mine)
-            self._under_way = [item for item in self._under_way if item[0].lease is not lease]
+            others = [item for item in self._under_way if item[0].lease is not lease]
+            now = _of_one_transaction(mine)
+            await self._write_some(lease, mine[:now])
+            self._under_way = mine[now:] + others
 
     async def _write_one_by_one(self) -> None:
         kept = []
@@ -259,6 +264,16 @@ class Settler:
         report = self._listeners.recorded if is_recorded else self._listeners.refused
         for announcement in batch.take_announced(_offsets(flush)):
             report(announcement)
+
+
+def _of_one_transaction(items: list[tuple[Batch, Flush]]) -> int:
+    """Return how many of these flushes, from the first, one transaction writes."""
+    ended = 0
+    for number, (_, flush) in enumerate(items):
+        ended += len(flush.ended)
+        if number and ended > _ENDED_MAX:
+            return number
+    return len(items)
 
 
 def _offsets(flush: Flush) -> list[int] | None:
