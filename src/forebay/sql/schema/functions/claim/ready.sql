@@ -72,8 +72,9 @@ begin
     end if;
     if pg_sequence_last_value('forebay.limiter_seq') is not null then
         v_limiters := array(select g.group_id from forebay.queue_group g
-                         where g.group_id = any (p_group_ids) and (g.paused_at is null or g.resume_at <= forebay._now())
-                           and exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null));
+                            cross join lateral (select from forebay.queue_limits i
+                                                where i.queue = g.queue and i.starts_set_at is not null offset 0) l
+                            where g.group_id = any (p_group_ids) and (g.paused_at is null or g.resume_at <= forebay._now()));
     end if;
     if v_limiters <> '{}' then
         v_poll.hash := null;
