@@ -21,10 +21,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class _Process:
 _this = _Process()
 #: What holds a descriptor that no copy may use, with how to find its number.
 _held: weakref.WeakKeyDictionary[Any, Callable[[Any], int]] = weakref.WeakKeyDictionary()
+#: The open descriptors, with their inodes, before each connection that is being made.
+_before_connecting: dict[object, set[tuple[int, int]]] = {}
 #: The signals whose handlers wake an event loop.
 _signals: set[int] = set()
 #: What the thread that forks keeps from before the fork: its signal mask and its event loop.
@@ -90,6 +94,44 @@ def keep_from_copies(holder: Any, descriptor: Callable[[Any], int]) -> None:
         descriptor: returns its number when called with the holder; may raise if it is closed.
     """
     _held[holder] = descriptor
+
+
+@contextlib.contextmanager
+def connects() -> Iterator[None]:
+    """Let no copy use a connection that is being made in this block.
+
+    A library shows its socket only when it has connected. Until then what counts is any stream
+    socket that was opened since, and that another process is or may be at the other end of. Call
+    ``keep_from_copies`` in the block.
+    """
+    _before_connecting[mark := object()] = _open_descriptors()
+    try:
+        yield
+    finally:
+        del _before_connecting[mark]
+
+
+def _open_descriptors() -> set[tuple[int, int]]:
+    found = set()
+    for path in Path("/dev/fd").iterdir():
+        with contextlib.suppress(OSError):  # That of the list itself is closed now.
+            found.add((int(path.name), os.fstat(int(path.name)).st_ino))
+    return found
+
+
+def _is_connection(descriptor: int) -> bool:
+    """Whether it is a stream socket that leads or may lead out: not one end of a socket pair."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as found:
+            if found.type != socket.SOCK_STREAM:
+                return False
+            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return False
+            with contextlib.suppress(OSError):
+                return bool(found.getpeername())
+            return True  # It is not connected yet.
+    except OSError:
+        return False
 
 
 def end_if_copy() -> None:
@@ -161,7 +203,12 @@ def _keep_descriptors() -> None:
         # It is open in the worker, so this closes nothing there: no server notices.
         with contextlib.suppress(Exception):
             os.dup2(null, descriptor(holder), inheritable=False)
+    for before in _before_connecting.values():
+        for number, _ in _open_descriptors() - before:
+            if _is_connection(number):
+                os.dup2(null, number, inheritable=False)
     _held.clear()
+    _before_connecting.clear()
     os.close(null)
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from forebay.db.session import open_connection
 from forebay.forks import end_if_copy, keep_from_copies, on_signals, worker_runs
 from tests.support.waiting import wait_for_async
 
@@ -88,6 +89,39 @@ async def test_a_copy_uses_no_descriptor_of_the_worker():
             theirs.recv(10)
         ours.send(b"worker")
         assert theirs.recv(10) == b"worker"
+
+
+async def test_a_copy_holds_no_connection_that_is_being_made():
+    """
+    The server has not answered when the fork happens. When the worker gives up, the server sees
+    that, though the copy lives. What the handler opened before stays open in the copy.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server, worker_runs():
+        address = f"postgresql://127.0.0.1:{server.getsockname()[1]}/none"
+        ours, theirs = socket.socketpair()
+        connecting = asyncio.create_task(
+            open_connection(address, name="test", seconds=60, settings={}, pooler="detect")
+        )
+        accepted, _ = await asyncio.to_thread(server.accept)
+        later, last = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            ours.send(b"1")
+            later.send(b"2")
+            time.sleep(60)
+            os._exit(7)
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        accepted.settimeout(10)
+        try:
+            while await asyncio.to_thread(accepted.recv, 1000):
+                pass
+            assert theirs.recv(1) == b"1"
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            assert exit_code(pid) == -signal.SIGKILL
+            for each in (ours, theirs, later, last, accepted):
+                each.close()
 
 
 async def test_other_processes_fork_as_ever():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections import Counter
@@ -157,10 +158,9 @@ async def _watch(
                     _print(seen, rule, address, dry_run=dry_run, as_json=True)
                     sys.stdout.flush()
                 logged = _log_news(seen, logged, rule, dry_run=dry_run)
-            try:
-                await asyncio.wait_for(stop.wait(), pause)
-            except TimeoutError:
-                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await stop.wait()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

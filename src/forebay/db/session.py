@@ -29,7 +29,7 @@ import psycopg
 from forebay.db.errors import translate
 from forebay.db.server_settings import ENCODING, OF_SERVICES, for_one_transaction, known
 from forebay.errors import DatabaseUnavailable
-from forebay.forks import keep_from_copies
+from forebay.forks import connects, keep_from_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -410,7 +410,9 @@ async def open_connection(
     conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
     try:
         async with asyncio.timeout(seconds):
-            conn = await _connect(dsn, name, seconds)
+            with connects():
+                conn = await _connect(dsn, name, seconds)
+                keep_from_copies(conn, socket_of)
             settings = known(settings, conn.info.server_version)
             reported = {"session": None, "transaction": _NO_PROCESS}.get(
                 pooler, conn.pgconn.backend_pid
@@ -430,7 +432,6 @@ async def open_connection(
             if is_pooled:
                 conn.prepare_threshold = None
             made, conn = conn, None
-            keep_from_copies(made, socket_of)
             return made, is_pooled
     except TimeoutError as error:
         raise DatabaseUnavailable(f"no connection within {seconds:g} s") from error

@@ -97,7 +97,8 @@ class DirectWrites:
             future = self._begin(item)
             if future is None:
                 return False
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
+            async with asyncio.timeout(self._seconds):
+                return await asyncio.wrap_future(future)
         except Exception as error:  # let a cancellation of the caller pass
             return self._failed(error)
 

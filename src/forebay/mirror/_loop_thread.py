@@ -101,15 +101,20 @@ class Calls:
             TargetUnavailable: too many calls hang.
             Exception: what the function raises.
         """
+        # Not wait_for(): when the loop ends its task would be cancelled twice, the second time in
+        # the middle of what a driver does after the first.
         if inspect.iscoroutinefunction(function):
-            return await asyncio.wait_for(function(*args), seconds)
+            async with asyncio.timeout(seconds):
+                return await function(*args)
         if self._hanging >= HANGING_MAX:
             raise TargetUnavailable(f"{self._hanging} calls have not returned")
         self._hanging += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         threading.Thread(target=self._run, args=(function, args, future), daemon=True).start()
-        found = await asyncio.wait_for(future, seconds)
-        return await asyncio.wait_for(found, seconds) if inspect.isawaitable(found) else found
+        async with asyncio.timeout(seconds):
+            found = await future
+        async with asyncio.timeout(seconds):
+            return await found if inspect.isawaitable(found) else found
 
     def _run(
         self, function: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]
