@@ -5,7 +5,6 @@ import re
 from urllib.parse import urlsplit
 
 import pytest
-from psycopg.conninfo import make_conninfo
 from starlette.testclient import TestClient
 
 from forebay.console import User, asgi
@@ -267,25 +266,6 @@ def test_the_way_back_stays_in_the_console(conn, browse, back):
         data={"act": "queues.resume", "queue": "mail", "back": "/main/queue?queue=mail"},
     )
     assert 'href="/main/queue?queue=mail"' in own.text
-
-
-@pytest.fixture
-def login(database, conn):
-    """Make a login role that is a member of some roles; return the address of its sessions."""
-    made = []
-
-    def login(*roles: str) -> str:
-        name = "console_" + "_".join(roles or ("none",))
-        conn.execute(f"create role {name} login")
-        made.append(name)
-        for role in roles:
-            conn.execute(f"grant {role} to {name}")
-        return make_conninfo(database, user=name)
-
-    yield login
-    for name in made:
-        conn.execute(f"drop owned by {name}")
-        conn.execute(f"drop role {name}")
 
 
 def test_a_reader_sees_every_page_and_acts_on_nothing(login, conn):

@@ -75,10 +75,12 @@ class Source:
     Args:
         name: its name in addresses.
         dsn: its address; None: from the environment.
+        acts_dsn: its address for acts; None: the same.
     """
 
-    def __init__(self, name: str, dsn: str | None) -> None:
+    def __init__(self, name: str, dsn: str | None, acts_dsn: str | None = None) -> None:
         self.name = name
+        self._acts_dsn = acts_dsn
         self._reader = Reader(dsn, name="forebay console")
         self._reads = Reads()
         self._overview: Overview | None = None
@@ -104,7 +106,7 @@ class Source:
     @property
     def client(self) -> AsyncClient:
         """A client for acts."""
-        return AsyncClient(self._reader.address)
+        return AsyncClient(self._acts_dsn or self._reader.address)
 
     async def read(self, operation: Operation[T]) -> T:
         """Run a read; see ``Reader.run``."""
