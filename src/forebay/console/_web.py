@@ -30,7 +30,7 @@ from starlette.staticfiles import StaticFiles
 from forebay._actor import acting_as
 from forebay._dataclass import dataclass
 from forebay.client.reader import ReadRefused, ReadTooSlow, refusal
-from forebay.console._acts import ACTS, FILTER, PERMISSIONS, Act, Run
+from forebay.console._acts import ACTS, FILTER, LIMITS, PERMISSIONS, Act, Done, Run
 from forebay.console._pages import PAGES, Page
 from forebay.console._source import Source
 from forebay.console._text import FILTERS, FUNCTIONS
@@ -83,7 +83,7 @@ class User:
     Attributes:
         name: as the event log has it.
         permissions: what this person may do, of ``change jobs``, ``change queues``, ``change
-            schedules`` and ``change endpoints``; empty: look only.
+            workers``, ``change schedules``, ``change endpoints`` and ``purge``; empty: look only.
     """
 
     name: str
@@ -376,11 +376,14 @@ class Console:
                 result = await act.do(visit.source.client, form, token, lambda _: None)
             except Exception as error:
                 return self._failed(visit, error)
+        undo = {name: form[name] for name in act.fields if form.get(name)}
+        if isinstance(result, Done):
+            result, undo = result
         facts = {
             "section": "",
             "act": act,
             "plan": None,
-            "fields": {name: form[name] for name in act.fields if form.get(name)},
+            "undo": undo,
             "result": result,
             "run": None,
             "back": _own_path(form.get("back", ""), visit.root),
@@ -462,6 +465,7 @@ class Console:
             may=lambda name: self._may(visit.user, name),
             acts=ACTS,
             filter_names=FILTER,
+            limit_names=LIMITS,
             pages=[page for page in PAGES if page.title],
         )
         return HTMLResponse(text, status)
