@@ -2,17 +2,17 @@
 
 import html
 import re
+from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
 import pytest
-from psycopg.conninfo import make_conninfo
 from starlette.testclient import TestClient
 
 from forebay.console import User, asgi
 from forebay.console._acts import ACTS, PERMISSIONS
 from forebay.console._pages import PAGES
 from forebay.errors import ConfigError
-from tests.support.engine import enqueue, one
+from tests.support.engine import Reader, enqueue, one
 from tests.support.waiting import wait_for
 
 SAME = {"sec-fetch-site": "same-origin"}
@@ -130,6 +130,117 @@ def test_dead_letters_of_a_cause_are_redriven_once(conn, browse, dead):
         done = browse.post("/main/act", data=form_of(page))
         wait_for(lambda url=str(done.url): "redriven." in browse.get(url).text)
     assert sorted(states(conn)) == ["dead"] * 3 + ["ready"] * 3
+
+
+#: Within the day: a job expires after thirty.
+LATER = (datetime.now(UTC) + timedelta(hours=9)).replace(microsecond=0, tzinfo=None).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown", "column"),
+    [
+        ("reprioritise", {"priority": "-7"}, "Give 2 jobs another priority.", "priority = -7"),
+        ("reschedule", {"run_at": LATER}, "Let 2 jobs start at another time.",
+         f"run_at = '{LATER}+00'"),
+    ],
+    ids=["priority", "time"],
+)  # fmt: skip
+def test_waiting_jobs_get_another_priority_or_time(conn, browse, name, value, shown, column):
+    """
+    All that match, or one: as the preview said, and no job that came later.
+    """
+    mine = [enqueue(conn, kind="mine", queue="mail") for _ in range(2)]
+    enqueue(conn, kind="other", queue="mail")
+    changed = f"select array_agg(job_id order by job_id) from forebay.jobs() where {column}"
+    fields = {"act": f"jobs.{name}_matching", **value}
+    page = browse.get("/main/act", params={**fields, "kind": "mine"})
+    assert shown in page.text
+    late = enqueue(conn, kind="mine", queue="mail")
+    done = browse.post("/main/act", data=form_of(page))
+    wait_for(lambda: "2 changed" in browse.get(str(done.url)).text)
+    assert one(conn, changed) == mine
+    done = act(browse, **fields, job=late)
+    wait_for(lambda: "1 changed" in browse.get(str(done.url)).text)
+    assert one(conn, changed) == [*mine, late]
+    assert [each for each, _ in acted(conn)] == [f"jobs.{name}"] * 2
+    assert all(f"{name}_matching" in browse.get(f"/main/{path}").text
+               for path in (f"job?what={late}", "jobs?queue=mail"))  # fmt: skip
+
+
+def test_limits_are_set_and_one_click_gives_the_former_ones_back(conn, browse):
+    """
+    Only what the person has changed is set: a limit that another one sets meanwhile stays. A burst
+    that goes with its rate comes back with it.
+    """
+    enqueue(conn, queue="mail")
+    conn.execute("select forebay.limit_queue('mail', rate => 5, burst => 9)")
+    limits = (
+        "select jsonb_strip_nulls(jsonb_build_object('rate', rate, 'burst', burst,"
+        " 'concurrency', concurrency, 'key_rate', key_rate))"
+        " from forebay.queue_limits where queue = 'mail'"
+    )
+    page = browse.get("/main/queue?queue=mail")
+    given = dict(
+        re.findall(r'<input name="(\w+)" type="number" step="any" value="([^"]*)"', page.text)
+    )
+    assert (float(given["rate"]), given["burst"], given["concurrency"]) == (5, "9", "")
+    form = {"act": "queues.limit", "queue": "mail", **given}
+    form |= {f"was_{name}": value for name, value in given.items()}
+    conn.execute("select forebay.limit_queue('mail', key_rate => 2)")
+    done = browse.post("/main/act", data=form | {"rate": "", "concurrency": "3"})
+    assert "rate removed" in done.text
+    assert one(conn, limits) == {"concurrency": 3, "key_rate": 2}
+    browse.post("/main/act", data=form_of(done))
+    assert one(conn, limits) == {"rate": 5, "burst": 9, "key_rate": 2}
+    assert browse.post("/main/act", data=form).status_code == 400
+    for wrong in ("nan", "-1", "many", "0", "1e999"):
+        assert browse.post("/main/act", data=form | {"rate": wrong}).status_code == 400
+    assert one(conn, limits) == {"rate": 5, "burst": 9, "key_rate": 2}
+    assert [name for name, _ in acted(conn)].count("queues.limit") == 4
+
+
+def test_a_worker_gets_more_slots_and_its_former_ones_back(database, conn, browse):
+    """
+    One click undoes it. A worker that has ended is refused.
+    """
+    lease = Reader(database, conn=conn).lease_id
+    name = "web-1:7:<b>ab"
+    details = '{"concurrency": 2, "queues": ["default"]}'
+    renamed = "update forebay.lease set worker = %s, details = %s where lease_id = %s"
+    conn.execute(renamed, [name, details, lease])
+    slots = "select concurrency from forebay.workers()"
+    assert f'name="worker" value="{html.escape(name)}"' in browse.get("/main/workers").text
+    done = browse.post("/main/act", data={"act": "workers.set", "worker": name, "concurrency": "5"})
+    assert one(conn, slots) == 5
+    browse.post("/main/act", data=form_of(done))
+    assert one(conn, slots) == 2
+    for wrong in ({"worker": "gone"}, {"worker": name, "concurrency": "0"}):
+        assert browse.post("/main/act", data={"act": "workers.set", **wrong}).status_code == 400
+    assert [each for each, _ in acted(conn)] == ["workers.set"] * 2
+
+
+def test_dead_letters_of_a_cause_are_deleted_for_good(conn, browse, dead, app):
+    """
+    Also those that were redriven; not one that died after the preview.
+    """
+    browse.post(
+        "/main/act",
+        data={
+            "act": "dead.redrive",
+            "dead": one(conn, "select min(dead_id) from forebay.dead_letter"),
+        },
+    )
+    page = browse.get("/main/act", params={"act": "dead.purge", "cause": dead})
+    assert "Delete all (3)" in page.text
+    app.run_worker(until_idle=True)  # the redriven one dies again
+    assert one(conn, "select count(*) from forebay.dead_letter") == 4
+    forged = browse.post("/main/act", data={**form_of(page), "token": "soon"})
+    wait_for(lambda: "not a time" in browse.get(str(forged.url)).text)
+    assert browse.post("/main/act", data={**form_of(page), "token": ""}).status_code == 400
+    done = browse.post("/main/act", data=form_of(page))
+    wait_for(lambda: "3 dead letters deleted." in browse.get(str(done.url)).text)
+    assert one(conn, "select count(*) from forebay.dead_letter") == 1
+    assert acted(conn)[-1][0] == "dead.purge"
 
 
 def test_single_things_are_changed_after_a_preview(conn, browse, dead):
@@ -269,25 +380,6 @@ def test_the_way_back_stays_in_the_console(conn, browse, back):
     assert 'href="/main/queue?queue=mail"' in own.text
 
 
-@pytest.fixture
-def login(database, conn):
-    """Make a login role that is a member of some roles; return the address of its sessions."""
-    made = []
-
-    def login(*roles: str) -> str:
-        name = "console_" + "_".join(roles or ("none",))
-        conn.execute(f"create role {name} login")
-        made.append(name)
-        for role in roles:
-            conn.execute(f"grant {role} to {name}")
-        return make_conninfo(database, user=name)
-
-    yield login
-    for name in made:
-        conn.execute(f"drop owned by {name}")
-        conn.execute(f"drop role {name}")
-
-
 def test_a_reader_sees_every_page_and_acts_on_nothing(login, conn):
     """
     The rights of the login role are the last word: the page says which role is needed.
@@ -299,14 +391,22 @@ def test_a_reader_sees_every_page_and_acts_on_nothing(login, conn):
             if page.title:
                 assert client.get(f"/main{page.path}").status_code == 200, page.path
         assert client.get(f"/main/job?what={job}").status_code == 200
-        for fields in (
-            {"act": "queues.pause", "queue": "mail"},
-            {"act": "jobs.cancel", "job": job},
-            {"act": "endpoints.reset", "endpoint": "none"},
-        ):
-            answer = client.post("/main/act", data=fields)
-            assert answer.status_code == 403, answer.text
-            assert "forebay_operator" in answer.text
+        values = {
+            "queue": "mail", "job": str(job), "endpoint": "none", "schedule": "none", "cause": "x",
+            "dead": "1", "worker": "x", "concurrency": "1", "rate": "1", "priority": "1",
+            "run_at": "2199-01-01",
+        }  # fmt: skip
+        for name, found in ACTS.items():
+            fields = {"act": name, **{one: values[one] for one in found.fields if one in values}}
+            for answer in (
+                client.get("/main/act", params=fields),
+                *(() if found.is_long else (client.post("/main/act", data=fields),)),
+            ):
+                # What it may read is shown: a preview, or that there is no such thing.
+                assert answer.status_code in (200, 400, 403), (name, answer.text)
+                assert answer.status_code != 200 or answer.request.method == "GET", name
+                assert answer.status_code != 403 or "forebay_operator" in answer.text, name
+        assert not acted(conn)
         page = client.get("/main/act", params={"act": "jobs.cancel_matching", "queue": "mail"})
         assert page.status_code == 403
         long = {"act": "jobs.cancel_matching", "queue": "mail", "token": "x"}

@@ -7,18 +7,24 @@ act shows first what it would do and to how many; its form carries the token of 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from forebay.client import AsyncClient
 from forebay.client.reader import refusal
-from forebay.errors import ConfigError, ForebayError
+from forebay.console._text import instant_of, number
+from forebay.errors import ConfigError, ForebayError, shown
 from forebay.model.change import JobFilter
+from forebay.model.limits import Limits
 from forebay.model.text import counted
+from forebay.ops.enqueue import database_clock
+from forebay.ops.jobs import LIST_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from forebay.client import AsyncClient
+    from forebay.model.change import ChangeAct
 
 #: Conditions of a filter of jobs, as the page of jobs has them in its address.
 FILTER: Final = (
@@ -26,8 +32,22 @@ FILTER: Final = (
     "endpoint", "unique_key",
 )  # fmt: skip
 
+#: The limits of a queue, as fields of a form.
+LIMITS: Final = tuple(field.name for field in dataclasses.fields(Limits))
+
+#: Limits that go with another one if that is removed.
+_WITH: Final = {"rate": "burst", "key_rate": "key_burst", "max_waiting": "max_waiting_group"}
+
 #: Acts whose end is remembered.
 _RUNS_MAX: Final = 100
+
+
+class Actor(AsyncClient):
+    """A client for acts."""
+
+    async def clock(self) -> datetime:
+        """Return the time of the database."""
+        return await self._run(None, database_clock())
 
 
 class Plan(NamedTuple):
@@ -46,6 +66,23 @@ class Plan(NamedTuple):
     token: str = ""
 
 
+class Done(NamedTuple):
+    """What became of an act whose reverse has other fields.
+
+    Attributes:
+        text: in a sentence.
+        undo: the fields of the reverse: what was there before.
+    """
+
+    text: str
+    undo: dict[str, str]
+
+
+#: Does an act, with the token of the plan, and a function that takes the number of jobs so far.
+Doing = Callable[[Actor, Mapping[str, str], str, Callable[[int], None]], Awaitable[str | Done]]
+Planning = Callable[[Actor, Mapping[str, str]], Awaitable[Plan]]
+
+
 class Act(NamedTuple):
     """One act.
 
@@ -54,8 +91,7 @@ class Act(NamedTuple):
         permission: what a person must be allowed.
         label: of its button.
         fields: what it concerns, as names in its address.
-        do: does it, and returns what became of it; with the token of the plan, and a function that
-            takes the number of jobs so far.
+        do: does it, and returns what became of it.
         plan: says what it would do; None: it has an exact reverse and needs no question.
         reverse: the act that undoes it exactly; None: it has a plan instead.
         is_long: it may take minutes, and continues while the person looks at something else.
@@ -65,8 +101,8 @@ class Act(NamedTuple):
     permission: str
     label: str
     fields: tuple[str, ...]
-    do: Callable[[AsyncClient, Mapping[str, str], str, Callable[[int], None]], Awaitable[str]]
-    plan: Callable[[AsyncClient, Mapping[str, str]], Awaitable[Plan]] | None = None
+    do: Doing
+    plan: Planning | None = None
     reverse: str | None = None
     is_long: bool = False
 
@@ -101,7 +137,7 @@ class Runs:
         self._runs: dict[int, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, run: Run, doing: Awaitable[str]) -> int:
+    def begin(self, run: Run, doing: Awaitable[str | Done]) -> int:
         """Let an act run by itself; return its number."""
         number = next(self._numbers)
         self._runs[number] = run
@@ -117,9 +153,10 @@ class Runs:
         return self._runs.get(number)
 
     @staticmethod
-    async def _keep(run: Run, doing: Awaitable[str]) -> None:
+    async def _keep(run: Run, doing: Awaitable[str | Done]) -> None:
         try:
-            run.result = await doing
+            result = await doing
+            run.result = result.text if isinstance(result, Done) else result
         except Exception as error:
             run.error = error if isinstance(error, ForebayError) else refusal(error)
             if run.error is None:
@@ -142,15 +179,17 @@ def _number(form: Mapping[str, str], name: str) -> int:
 
 def _filter(form: Mapping[str, str]) -> JobFilter:
     given: dict[str, Any] = {name: form[name] for name in FILTER if form.get(name)}
+    if form.get("job"):
+        given["ids"] = [_number(form, "job")]
     return JobFilter(**given) if given else JobFilter(all=True)
 
 
 def _to(
-    field: str, act: Callable[[AsyncClient, str], Awaitable[object]], sentence: str
+    field: str, act: Callable[[Actor, str], Awaitable[object]], sentence: str
 ) -> Callable[..., Awaitable[str]]:
     """Return what does an act to the one thing that a field names, and says the sentence of it."""
 
-    async def do(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+    async def do(client: Actor, form: Mapping[str, str], *_: Any) -> str:
         name = needed(form, field)
         await act(client, name)
         return sentence.format(name)
@@ -158,67 +197,73 @@ def _to(
     return do
 
 
-async def _plan_cancel(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+async def _plan_cancel(client: Actor, form: Mapping[str, str]) -> Plan:
     job_id = _number(form, "job")
     found = await client.job(job_id)
     states = [(f"in group {one.group}", one.state) for one in found]
     return Plan(f"Cancel job {job_id}. A running handler is requested to stop.", states)
 
 
-async def _cancel(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+async def _cancel(client: Actor, form: Mapping[str, str], *_: Any) -> str:
     job_id = _number(form, "job")
     return f"Job {job_id}: {await client.cancel(job_id)}."
 
 
-async def _plan_matching(client: AsyncClient, form: Mapping[str, str], act: Any) -> Plan:
-    plan = await client.plan_change(act, _filter(form))
-    verb = {"cancel": "Cancel", "retry": "Make ready now"}[act]
-    facts: list[tuple[str, Any]] = [
-        *((f"of these {state}", f"{count:,}") for state, count in plan.states.items()),
-        ("oldest enqueued", plan.oldest_at),
-        ("newest enqueued", plan.newest_at),
-    ]
-    return Plan(f"{verb} {counted(plan.jobs, 'job')}.", facts, plan.jobs, plan.token)
+def _wanted(act: ChangeAct, form: Mapping[str, str]) -> dict[str, Any]:
+    """Return what an act on many jobs gives them."""
+    if act == "reschedule":
+        return {"run_at": instant_of(needed(form, "run_at"), "run_at")}
+    if act == "reprioritise":
+        text = needed(form, "priority")
+        sign = -1 if text.startswith("-") else 1
+        return {"priority": sign * _number({"priority": text.removeprefix("-")}, "priority")}
+    return {}
 
 
-async def _plan_cancel_matching(client: AsyncClient, form: Mapping[str, str]) -> Plan:
-    return await _plan_matching(client, form, "cancel")
+def _matching(act: ChangeAct, sentence: str) -> tuple[Doing, Planning]:
+    """Return what does an act on all jobs that match, and what says what it would do."""
+
+    async def plan(client: Actor, form: Mapping[str, str]) -> Plan:
+        wanted = _wanted(act, form)
+        plan = await client.plan_change(act, _filter(form), **wanted)
+        facts: list[tuple[str, Any]] = [
+            *((f"of these {state}", f"{count:,}") for state, count in plan.states.items()),
+            *(
+                (f"left as they are: {answer}", f"{count:,}")
+                for answer, count in plan.answers.items()
+                if answer not in ("cancelled", "requested", "changed")
+            ),
+            ("oldest enqueued", plan.oldest_at),
+            ("newest enqueued", plan.newest_at),
+            *((name.replace("_", " "), value) for name, value in wanted.items()),
+        ]
+        text = sentence.format(counted(plan.jobs, "job"))
+        return Plan(text, facts, plan.jobs, plan.token)
+
+    async def do(
+        client: Actor, form: Mapping[str, str], token: str, progress: Callable[[int], None]
+    ) -> str:
+        change = getattr(client, f"{act}_matching")
+        found = await change(_filter(form), **_wanted(act, form), token=token, progress=progress)
+        return ", ".join(f"{n:,} {answer}" for answer, n in found.answers.items()) or (
+            "No job matched"
+        )
+
+    return do, plan
 
 
-async def _plan_retry_matching(client: AsyncClient, form: Mapping[str, str]) -> Plan:
-    return await _plan_matching(client, form, "retry")
-
-
-def _answers(answers: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {answer}" for answer, count in answers.items()) or "No job matched"
-
-
-async def _cancel_matching(
-    client: AsyncClient, form: Mapping[str, str], token: str, progress: Callable[[int], None]
-) -> str:
-    found = await client.cancel_matching(_filter(form), token=token, progress=progress)
-    return _answers(found.answers)
-
-
-async def _retry_matching(
-    client: AsyncClient, form: Mapping[str, str], token: str, progress: Callable[[int], None]
-) -> str:
-    found = await client.retry_matching(_filter(form), token=token, progress=progress)
-    return _answers(found.answers)
-
-
-async def _plan_redrive(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+async def _plan_redrive(client: Actor, form: Mapping[str, str]) -> Plan:
     letter = await client.dead_letter(_number(form, "dead"))
     facts = [("job", letter.job_id), ("kind", letter.kind), ("died", letter.died_at)]
     return Plan(f"Redrive dead letter {letter.dead_id} as a new job.", facts)
 
 
-async def _redrive(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+async def _redrive(client: Actor, form: Mapping[str, str], *_: Any) -> str:
     dead_id = _number(form, "dead")
     return f"Dead letter {dead_id} is redriven as job {await client.redrive(dead_id)}."
 
 
-async def _plan_redrive_cause(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+async def _plan_redrive_cause(client: Actor, form: Mapping[str, str]) -> Plan:
     plan = await client.plan_redrive(cause=needed(form, "cause"))
     facts = [("first death", plan.oldest_at), ("last death", plan.newest_at)]
     text = f"Redrive {counted(plan.jobs, 'dead letter')}, each as a new job."
@@ -226,7 +271,7 @@ async def _plan_redrive_cause(client: AsyncClient, form: Mapping[str, str]) -> P
 
 
 async def _redrive_cause(
-    client: AsyncClient, form: Mapping[str, str], token: str, progress: Callable[[int], None]
+    client: Actor, form: Mapping[str, str], token: str, progress: Callable[[int], None]
 ) -> str:
     number = await client.redrive_matching(
         cause=needed(form, "cause"), token=token, progress=progress
@@ -234,24 +279,89 @@ async def _redrive_cause(
     return f"{counted(number, 'dead letter')} redriven."
 
 
-async def _plan_run(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+async def _plan_purge(client: Actor, form: Mapping[str, str]) -> Plan:
+    cause = needed(form, "cause")
+    at = await client.clock()
+    waiting = sum(one.jobs for one in await client.dead_groups(cause=cause))
+    redriven = len(await client.dead_letters(cause=cause, redriven=True, limit=LIST_MAX))
+    is_more = redriven == LIST_MAX
+    facts = [
+        ("never redriven", number(waiting)),
+        ("redriven before", f"{'at least ' if is_more else ''}{redriven:,}"),
+        ("that died until", at),
+    ]
+    jobs = None if is_more else waiting + redriven
+    return Plan("Delete the dead letters of this cause for good.", facts, jobs, at.isoformat())
+
+
+async def _purge(client: Actor, form: Mapping[str, str], token: str, _: Any) -> str:
+    age = await client.clock() - instant_of(token, "token")
+    deleted = await client.purge_dead(max(age, timedelta()), cause=needed(form, "cause"))
+    return f"{counted(deleted, 'dead letter')} deleted."
+
+
+async def _limit(client: Actor, form: Mapping[str, str], *_: Any) -> Done:
+    """Set the limits that a person has changed; another one may have changed the others."""
+    queue = needed(form, "queue")
+    wanted = {
+        name: form[name].strip()
+        for name in LIMITS
+        if name in form and form[name] != form.get(f"was_{name}")
+    }
+    if not wanted:
+        raise ConfigError("limits", "are as they were")
+    changes = {name: _limit_value(name, text) for name, text in wanted.items()}
+    before = await client.limit_queue(queue, **changes) or Limits()
+    names = dict.fromkeys([*wanted, *(_WITH[name] for name in wanted if name in _WITH)])
+    undo = {name: "" if (was := getattr(before, name)) is None else str(was) for name in names}
+    said = ", ".join(f"{n.replace('_', ' ')} {text or 'removed'}" for n, text in wanted.items())
+    return Done(f"Queue {queue}: {said}.", {"queue": queue, **undo})
+
+
+def _limit_value(name: str, text: str) -> Any:
+    if not text or name == "max_waiting_group":
+        return text or None
+    if name not in ("rate", "key_rate"):
+        return _number({name: text}, name)
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(name, f"is {shown(text)}, not a number") from None
+
+
+async def _concurrency(client: Actor, form: Mapping[str, str], *_: Any) -> Done:
+    worker = needed(form, "worker")
+    wanted = _number(form, "concurrency") if form.get("concurrency") else None
+    found = [one for one in await client.workers(jobs=0) if one.worker == worker]
+    if not found:
+        raise ConfigError("worker", f"{shown(worker)} does not run")
+    await client.set_concurrency(wanted, worker=worker)
+    before = found[0].concurrency
+    return Done(
+        f"Worker {worker}: concurrency {'as it was started' if wanted is None else wanted}.",
+        {"worker": worker, "concurrency": "" if before is None else str(before)},
+    )
+
+
+async def _plan_run(client: Actor, form: Mapping[str, str]) -> Plan:
     found = await client.schedule(needed(form, "schedule"))
     facts = [("kind", found.kind), ("last", found.last_for)]
     return Plan(f"Enqueue a job of schedule {found.name} now.", facts)
 
 
-async def _run(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
+async def _run(client: Actor, form: Mapping[str, str], *_: Any) -> str:
     name = needed(form, "schedule")
     return f"Schedule {name}: job {await client.run_schedule(name)} is enqueued."
 
 
-async def _plan_reset(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+async def _plan_reset(client: Actor, form: Mapping[str, str]) -> Plan:
     found = await client.endpoint(needed(form, "endpoint"))
     facts = [("breaker", found.breaker), ("waiting", f"{found.waiting:,}")]
     return Plan(f"Close the breaker of endpoint {found.name}: its deliveries are sent now.", facts)
 
 
 _Q, _J, _S, _E = "change queues", "change jobs", "change schedules", "change endpoints"
+_MATCHING: Final = ("job", *FILTER)
 
 #: Every act, by its name.
 ACTS: Final = {
@@ -263,14 +373,22 @@ ACTS: Final = {
         Act("queues.resume", _Q, "Resume", ("queue",),
             _to("queue", lambda c, n: c.resume_queue(n), "Queue {} is resumed."),
             reverse="queues.pause"),
+        Act("queues.limit", _Q, "Set limits", ("queue", *LIMITS), _limit, reverse="queues.limit"),
+        Act("workers.set", "change workers", "Set concurrency", ("worker", "concurrency"),
+            _concurrency, reverse="workers.set"),
         Act("jobs.cancel", _J, "Cancel", ("job",), _cancel, _plan_cancel),
-        Act("jobs.cancel_matching", _J, "Cancel all that match", FILTER,
-            _cancel_matching, _plan_cancel_matching, is_long=True),
-        Act("jobs.retry_matching", _J, "Make all that match ready now", FILTER,
-            _retry_matching, _plan_retry_matching, is_long=True),
+        Act("jobs.cancel_matching", _J, "Cancel all that match", _MATCHING,
+            *_matching("cancel", "Cancel {}."), is_long=True),
+        Act("jobs.retry_matching", _J, "Make ready now", _MATCHING,
+            *_matching("retry", "Make {} ready now."), is_long=True),
+        Act("jobs.reschedule_matching", _J, "Reschedule", (*_MATCHING, "run_at"),
+            *_matching("reschedule", "Let {} start at another time."), is_long=True),
+        Act("jobs.reprioritise_matching", _J, "Change priority", (*_MATCHING, "priority"),
+            *_matching("reprioritise", "Give {} another priority."), is_long=True),
         Act("dead.redrive", _J, "Redrive", ("dead",), _redrive, _plan_redrive),
         Act("dead.redrive_matching", _J, "Redrive all", ("cause",),
             _redrive_cause, _plan_redrive_cause, is_long=True),
+        Act("dead.purge", "purge", "Delete all", ("cause",), _purge, _plan_purge, is_long=True),
         Act("dead.mute", _J, "Mute", ("cause",),
             _to("cause", lambda c, n: c.mute_cause(n), "Cause {} is muted."),
             reverse="dead.unmute"),

@@ -11,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
+from forebay.console._text import instant_of
 from forebay.doctor import without_workers
 from forebay.doctor.examine import examine
 from forebay.errors import ConfigError, EndpointNotFound
 from forebay.model.change import JobFilter
 from forebay.model.job import JobState
+from forebay.model.limits import Limits
 from forebay.model.stats import STATS_BOUNDS
 from forebay.ops import (
     archive,
@@ -106,15 +108,7 @@ def _whole(request: Request, name: str) -> int | None:
 
 def _instant(request: Request, name: str) -> datetime | None:
     found = _text(request, name)
-    if found is None:
-        return None
-    try:
-        at = datetime.fromisoformat(found)
-    except ValueError:
-        raise ConfigError(
-            name, f"is {found!r}, not a time", hint="As 2026-11-29 or 2026-11-29T14:30."
-        ) from None
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+    return None if found is None else instant_of(found, name)
 
 
 async def _overview(source: Source, _request: Request) -> Facts:
@@ -149,6 +143,7 @@ async def _queue(source: Source, request: Request) -> Facts:
     loads = [one for one in overview.queues if one.queue == name]
     series = await source.read(stats.stats_series(step, datetime.now(UTC) - length, None, name))
     counted = await source.read(stats.stats(name))
+    limits = await source.read(queues.limits(name))
     return {
         "section": "Overview",
         "name": name,
@@ -158,6 +153,7 @@ async def _queue(source: Source, request: Request) -> Facts:
             one for one in await source.problems() if one.subject == name and one.state == "holds"
         ],
         "groups": await source.read(queues.groups(name)),
+        "limits": limits[0].limits if limits else Limits(),
         "settings": await source.read(queues.queue_settings(name)),
         "kinds": _by(counted, "kind"),
         "tags": _by(counted, "tag"),

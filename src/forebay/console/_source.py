@@ -8,9 +8,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from forebay.client import AsyncClient
 from forebay.client.reader import Reader, ReadTooSlow
-from forebay.console._acts import Runs
+from forebay.console._acts import Actor, Runs
 from forebay.doctor.status import current_problems
 from forebay.errors import ForebayError
 from forebay.model.problems import Problem
@@ -75,10 +74,12 @@ class Source:
     Args:
         name: its name in addresses.
         dsn: its address; None: from the environment.
+        acts_dsn: its address for acts; None: the same.
     """
 
-    def __init__(self, name: str, dsn: str | None) -> None:
+    def __init__(self, name: str, dsn: str | None, acts_dsn: str | None = None) -> None:
         self.name = name
+        self._acts_dsn = acts_dsn
         self._reader = Reader(dsn, name="forebay console")
         self._reads = Reads()
         self._overview: Overview | None = None
@@ -102,9 +103,9 @@ class Source:
         return self._reader.address
 
     @property
-    def client(self) -> AsyncClient:
+    def client(self) -> Actor:
         """A client for acts."""
-        return AsyncClient(self._reader.address)
+        return Actor(self._acts_dsn or self._reader.address)
 
     async def read(self, operation: Operation[T]) -> T:
         """Run a read; see ``Reader.run``."""

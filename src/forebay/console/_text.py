@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup
 
+from forebay.errors import ConfigError, shown
 from forebay.model.status import shown_args
 from forebay.model.text import call_text, counted, human_bytes, replaced_controls
 from forebay.policy.retry import human_distance, human_duration
@@ -47,6 +48,21 @@ def instant(value: datetime | float | None) -> Markup:
     text = human_distance((datetime.now(UTC) - at).total_seconds())
     utc = at.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), utc, text)
+
+
+def instant_of(text: str, name: str) -> datetime:
+    """Return the instant of a text in ISO 8601; without an offset it is UTC.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            name, f"is {shown(text)}, not a time", hint="As 2026-11-29 or 2026-11-29T14:30."
+        ) from None
 
 
 def short_json(value: Any, most: int = 80) -> str:

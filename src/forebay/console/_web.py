@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -29,7 +30,7 @@ from starlette.staticfiles import StaticFiles
 from forebay._actor import acting_as
 from forebay._dataclass import dataclass
 from forebay.client.reader import ReadRefused, ReadTooSlow, refusal
-from forebay.console._acts import ACTS, FILTER, PERMISSIONS, Act, Run
+from forebay.console._acts import ACTS, FILTER, LIMITS, PERMISSIONS, Act, Done, Run
 from forebay.console._pages import PAGES, Page
 from forebay.console._source import Source
 from forebay.console._text import FILTERS, FUNCTIONS
@@ -44,7 +45,6 @@ from forebay.errors import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HERE: Final = Path(__file__).parent
@@ -69,6 +69,9 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _FORM_BYTES_MAX: Final = 100_000
 
+#: In the scope of a request: who makes it.
+_USER: Final = "forebay.console.user"
+
 #: Most browsers that learn of changes at once; further ones show what they loaded.
 _VIEWERS_MAX: Final = 200
 
@@ -80,7 +83,7 @@ class User:
     Attributes:
         name: as the event log has it.
         permissions: what this person may do, of ``change jobs``, ``change queues``, ``change
-            schedules`` and ``change endpoints``; empty: look only.
+            workers``, ``change schedules``, ``change endpoints`` and ``purge``; empty: look only.
     """
 
     name: str
@@ -134,6 +137,7 @@ def asgi(
     hosts: Sequence[str] = LOOPBACK,
     authorize: Callable[[Request], Any] | None = None,
     acts: bool = False,
+    acts_databases: str | Mapping[str, str] | None = None,
 ) -> Console:
     """Return the console as an ASGI application, to mount under any prefix.
 
@@ -146,17 +150,22 @@ def asgi(
         hosts: the names under which it is reached, without port. A request with another Host is
             refused, since a foreign site could reach it through a name that points here.
         authorize: called with each request; returns a ``User``, or None to refuse it. It may be a
-            coroutine function. Without it, each who can connect may look.
+            coroutine function. An ``HTTPException`` of Starlette is the answer. Without it, each
+            who can connect may look.
         acts: whether people may act: those whose ``User`` has the permission, or without
-            ``authorize`` all. The login role of ``databases`` decides what the database allows.
+            ``authorize`` all. The login role decides what the database allows.
+        acts_databases: other addresses for acts and their previews, as ``databases``: then a page
+            reads as a member of forebay_reader, and only an act has the rights of an operator.
 
     Raises:
         ConfigError: no database is given, a name is refused, or ``hosts`` is empty.
     """
-    return Console(_sources(databases), tuple(hosts), authorize, acts=acts)
+    return Console(_sources(databases, acts_databases), tuple(hosts), authorize, acts=acts)
 
 
-def _sources(databases: str | Mapping[str, str | None] | None) -> dict[str, Source]:
+def _sources(
+    databases: str | Mapping[str, str | None] | None, for_acts: str | Mapping[str, str] | None
+) -> dict[str, Source]:
     given: dict[str, str | None]
     given = (
         {"main": databases} if databases is None or isinstance(databases, str) else {**databases}
@@ -168,7 +177,10 @@ def _sources(databases: str | Mapping[str, str | None] | None) -> dict[str, Sour
             raise ConfigError("databases", f"has the name {name!r}, not of letters, digits, -, _")
         if name == "static":
             raise ConfigError("databases", "has the name 'static', which the console uses itself")
-    return {name: Source(name, dsn) for name, dsn in given.items()}
+    others = {"main": for_acts} if isinstance(for_acts, str) else dict(for_acts or {})
+    if unknown := others.keys() - given.keys():
+        raise ConfigError("acts_databases", f"has the name {min(unknown)}, which no database has")
+    return {name: Source(name, dsn, others.get(name)) for name, dsn in given.items()}
 
 
 class Console:
@@ -252,14 +264,20 @@ class Console:
                 await send(message)
 
             if (host := self._host(scope)) not in self._hosts:
+                text = f"The host {host!r} is not one under which this console is reached.\n"
+                refused = Response(text, 421, media_type="text/plain")
+                await refused(scope, receive, with_headers)
+                return
+            # Before anything else: who is refused does not learn the names of databases.
+            try:
+                user = await self._user(Request(scope, receive))
+            except HTTPException as error:
                 refused = Response(
-                    f"The host {host!r} is not one under which this console is reached.\n",
-                    status_code=421,
-                    media_type="text/plain",
+                    f"{error.detail}\n", error.status_code, error.headers, "text/plain"
                 )
                 await refused(scope, receive, with_headers)
                 return
-            await app(scope, receive, with_headers)
+            await app({**scope, _USER: user}, receive, with_headers)
 
         return guarded
 
@@ -296,7 +314,7 @@ class Console:
 
     def _answering(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            visit = await self._visit(request)
+            visit = self._visit(request)
             try:
                 found = await page.read(visit.source, request)
             except Exception as error:
@@ -307,8 +325,8 @@ class Console:
 
         return answer
 
-    async def _visit(self, request: Request) -> _Visit:
-        return _Visit(request, self._source(request), await self._user(request))
+    def _visit(self, request: Request) -> _Visit:
+        return _Visit(request, self._source(request), request.scope[_USER])
 
     def _may(self, user: User | None, name: str) -> bool:
         """Whether a person may do an act."""
@@ -328,7 +346,7 @@ class Console:
 
     async def _preview(self, request: Request) -> Response:
         """Show what an act would do, and a form that does it."""
-        visit = await self._visit(request)
+        visit = self._visit(request)
         form = dict(request.query_params)
         act = self._act(visit, form)
         try:
@@ -340,7 +358,7 @@ class Console:
         return self._page(visit, "act.html", facts, 200)
 
     async def _do(self, request: Request) -> Response:
-        visit = await self._visit(request)
+        visit = self._visit(request)
         form = await self._form(request)
         act = self._act(visit, form)
         token = form.get("token", "")
@@ -358,11 +376,14 @@ class Console:
                 result = await act.do(visit.source.client, form, token, lambda _: None)
             except Exception as error:
                 return self._failed(visit, error)
+        undo = {name: form[name] for name in act.fields if form.get(name)}
+        if isinstance(result, Done):
+            result, undo = result
         facts = {
             "section": "",
             "act": act,
             "plan": None,
-            "fields": {name: form[name] for name in act.fields if form.get(name)},
+            "undo": undo,
             "result": result,
             "run": None,
             "back": _own_path(form.get("back", ""), visit.root),
@@ -371,11 +392,11 @@ class Console:
 
     async def _run(self, request: Request) -> Response:
         """Show how far a long act is."""
-        visit = await self._visit(request)
+        visit = self._visit(request)
         return self._page(visit, "run.html", {"section": "", **self._found_run(visit)}, 200)
 
     async def _stop(self, request: Request) -> Response:
-        visit = await self._visit(request)
+        visit = self._visit(request)
         await self._form(request)
         found = self._found_run(visit)
         if not self._may(visit.user, found["run"].act.name):
@@ -444,13 +465,13 @@ class Console:
             may=lambda name: self._may(visit.user, name),
             acts=ACTS,
             filter_names=FILTER,
+            limit_names=LIMITS,
             pages=[page for page in PAGES if page.title],
         )
         return HTMLResponse(text, status)
 
     async def _live(self, request: Request) -> Response:
         """Tell a browser whenever the numbers are new: the page then reads itself again."""
-        await self._user(request)
         source = self._source(request)
         if self._viewers >= _VIEWERS_MAX:
             raise HTTPException(503, "Too many browsers learn of changes at once.")
