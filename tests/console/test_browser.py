@@ -1,9 +1,13 @@
 """The console in a real browser: with keys, live, at three widths, light and dark."""
 
+import importlib.resources
+import itertools
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import uvicorn
@@ -11,7 +15,7 @@ import uvicorn
 from forebay.console import asgi
 from forebay.console._pages import PAGES
 from tests.support.browser import Page, chromium
-from tests.support.engine import enqueue, one
+from tests.support.engine import enqueue
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
@@ -31,7 +35,9 @@ def address(database) -> Iterator[str]:
     """The address of a console that serves."""
     port = free_port()
     server = uvicorn.Server(
-        uvicorn.Config(asgi(database), port=port, log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            asgi(database, acts=True), port=port, log_level="warning", timeout_graceful_shutdown=1
+        )
     )
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -118,24 +124,88 @@ HOSTS = (
 )
 
 
+@pytest.fixture
+def paths(conn, app) -> list[str]:
+    """
+    Every page, with something on it; long names and hostile words included.
+    """
+
+    @app.job(queue="mail", max_attempts=1)
+    def send(user: int) -> None:
+        raise ConnectionError(f"no route to user {user}")
+
+    send.enqueue(conn, user=1)
+    app.run_worker(until_idle=True)
+    job = enqueue(conn, queue="a" * 60, kind="kind" * 10, args={"text": "x" * 300})
+    for statement in (
+        f"select forebay.push_subject('crawl', '{'s' * 100}', '{{}}', queue => 'crawler')",
+        "select forebay.create_endpoint('partner', 'http', '{\"url\": \"https://a.example\"}')",
+        "select forebay.send('partner', '{\"order\": 1}', 'order.created')",
+        "select forebay.create_schedule('nightly', 'tidy', cron => '0 3 * * *')",
+        "select forebay.pause_queue('mail')",
+    ):
+        conn.execute(statement)
+    dead, cause = conn.execute("select job_id, cause from forebay.dead_letter").fetchone()
+    return [
+        *(page.path for page in PAGES if page.title),
+        f"/job?what={job}", f"/job?what={dead}", "/job?what=nothing", f"/cause?cause={cause}",
+        f"/queue?queue={'a' * 60}", "/queue?queue=mail", "/jobs?queue=mail&tag=a&contains=b",
+        "/subjects?queue=crawler", f"/subject?queue=crawler&name={'s' * 100}",
+        "/schedule?name=nightly", "/endpoint?name=partner", "/doctor", "/nothing",
+        f"/act?act=dead.redrive_matching&cause={quote(cause)}", "/act?act=queues.resume&queue=mail",
+    ]  # fmt: skip
+
+
+def visit(page, address, path):
+    """
+    Open a page and wait until it is there, and whole.
+    """
+    page.go(address.rstrip("/") + path)
+    page.wait(f"location.pathname + location.search === {('/main' + path)!r}")
+    page.wait("document.readyState === 'complete' && document.querySelector('h1') !== null")
+
+
+AXE = importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
+
+#: What axe finds, each with the first elements, as text.
+FOUND = """\
+axe.run(document, {resultTypes: ['violations'], rules: {'target-size': {enabled: true}}}).then(
+    found => found.violations.map(one => [one.id, one.nodes[0].failureSummary,
+        ...one.nodes.slice(0, 3).map(node => node.html.slice(0, 200))].join(' ')))"""
+
+
+def test_axe_finds_nothing_on_any_page(page, address, paths):
+    """
+    No page has an accessibility violation that axe-core can find, wide or narrow, light or dark.
+    """
+    found = {}
+    for path in paths:
+        visit(page, address, path)
+        # With what a person can open.
+        page.value("for (const one of document.querySelectorAll('details')) one.open = true; 0")
+        page.value(AXE + "; 0")
+        for width, dark in itertools.product((390, 1280), (False, True)):
+            page.resize(width, 900, dark=dark)
+            if violations := page.value(FOUND):
+                found[path, width, dark] = violations
+    page.problems[:] = [one for one in page.problems if "status of 404" not in one]
+    assert found == {}
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280, 2560])
-def test_no_page_is_wider_than_the_window(page, address, conn, width, dark):
+def test_no_page_is_wider_than_the_window(page, address, paths, width, dark):
     """
     Wide tables scroll by themselves; no request leaves the console.
     """
-    job = enqueue(conn, queue="a" * 60, kind="kind" * 10, args={"text": "x" * 300})
-    one(conn, "select forebay.push_subject('crawl', %s, '{}', queue => 'crawler')", "s" * 100)
     page.resize(width, 900, dark=dark)
-    paths = [page.path for page in PAGES if page.title]
-    for path in [*paths, f"/job?what={job}", "/subjects?queue=crawler", f"/queue?queue={'a' * 60}"]:
-        page.go(address.rstrip("/") + path)
-        page.wait("document.readyState === 'complete' && document.querySelector('h1') !== null")
-        page.wait(f"location.pathname + location.search === {('/main' + path)!r}")
+    for path in paths:
+        visit(page, address, path)
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.value(wide) <= 0, path
         assert page.value(HOSTS) == 1, path
-    page.shoot(f"queue {width} {'dark' if dark else 'light'}")
+        page.shoot(f"{re.sub('[^a-z]+', '-', path[:40])} {width} {'dark' if dark else 'light'}")
+    page.problems[:] = [one for one in page.problems if "status of 404" not in one]
 
 
 def test_the_pages_say_what_they_say_without_javascript(page, address, conn):
