@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from forebay.client.reader import Reader, ReadTooSlow
 from forebay.console import User, asgi
 from forebay.console._pages import PAGES
-from forebay.console._source import Source
+from forebay.console._source import Sample, Source
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.ops.operation import Operation, nothing
 from tests.support.engine import enqueue, one
@@ -342,3 +342,45 @@ async def test_nobody_looks_and_nothing_runs(database, conn, monkeypatch):
     await source.close()
     sessions = "select count(*) from pg_stat_activity where application_name = 'forebay console'"
     wait_for(lambda: one(conn, sessions) == 0)
+
+
+def test_what_happened_is_marked_on_the_curves_with_a_link_to_its_events(busy, browse):
+    """
+    The pause of a queue is a mark on the overview and on the page of its queue; what happened at
+    the same time is one mark with it. Its list is text, and its link shows the event.
+    """
+    source = browse.app._sources["main"]
+    now = one(busy, "select extract(epoch from now())::float8")
+    for ago in (600, 300):
+        source.samples.append(Sample(now - ago, 1, 1.0, 0, 0.0))
+    busy.execute("select forebay.fold_v1(10000, p_is_forced => true)")
+    for minutes in (-5, 30):
+        busy.execute(
+            "insert into forebay.counter_sample select 'minute', c.cell_id, now() - %s * interval"
+            " '1 minute', (select totals from forebay.counter n where n.cell_id = c.cell_id"
+            " order by no desc limit 1) from forebay.counter_cell c", [minutes],
+        )  # fmt: skip
+    for path, kind in (("", "acts"), ("queue?queue=slow", "act")):
+        answer = browse.get(f"/main/{path}")
+        assert re.search(r'<svg class="marks"[^>]*aria-hidden="true"><a class="a', answer.text)
+        assert "queues.pause slow by" in text_of(answer)
+        (address,) = re.findall(
+            rf'<li><a class="mark a\w+" href="([^"]*)">[^<]*{kind}<', answer.text
+        )
+        shown = browse.get(html.unescape(address))
+        assert shown.status_code == 200
+        assert "queues.pause" in text_of(shown)
+
+
+def test_what_happened_is_read_once_for_all_viewers(busy, browse):
+    """
+    Within some seconds the marks of the overview cost no statement.
+    """
+    source = browse.app._sources["main"]
+    now = one(busy, "select extract(epoch from now())::float8")
+    source.samples.extend(Sample(now - ago, 1, 1.0, 0, 0.0) for ago in (600, 300))
+    browse.get("/main/")
+    first = source._happened
+    browse.get("/main/")
+    assert first is not None
+    assert source._happened is first

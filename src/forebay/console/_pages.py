@@ -33,6 +33,7 @@ from forebay.ops import (
 )
 from forebay.policy.cron import Timing
 from forebay.policy.keys import key_answer
+from forebay.watch.marks import marks
 from forebay.watch.top import percentile
 from forebay.watch.where import where
 
@@ -130,6 +131,7 @@ async def _overview(source: Source, _request: Request) -> Facts:
         "overview": found,
         "queues": sorted(found.queues, key=lambda one: (-one.ready - one.claimed, one.queue)),
         "data": source.data,
+        "marks": await source.marks(),
         "curves": [
             ("jobs waiting", [one.waiting for one in samples], "number"),
             ("jobs done a second", [one.done for one in samples], "number"),
@@ -149,6 +151,8 @@ async def _queue(source: Source, request: Request) -> Facts:
     loads = [one for one in overview.queues if one.queue == name]
     series = await source.read(stats.stats_series(step, datetime.now(UTC) - length, None, name))
     counted = await source.read(stats.stats(name))
+    times, curves = _curves(series)
+    happened = await source.happenings(times[0], name) if times else []
     return {
         "section": "Overview",
         "name": name,
@@ -164,7 +168,8 @@ async def _queue(source: Source, request: Request) -> Facts:
         "priorities": _by(counted, "priority"),
         "span": span,
         "spans": list(_SPANS),
-        "curves": _curves(series),
+        "curves": curves,
+        "marks": marks(happened, times),
     }
 
 
@@ -198,15 +203,18 @@ def _p95(counts: Sequence[int], total_ms: int) -> float | None:
     return None if found is None else found / 1000
 
 
-def _curves(series: Sequence[StatsSample]) -> list[tuple[str, list[float | None], str]]:
-    """Return the curves of a queue from its samples: sums over kinds, tags and priorities."""
+def _curves(
+    series: Sequence[StatsSample],
+) -> tuple[list[datetime], list[tuple[str, list[float | None], str]]]:
+    """Return times and curves of a queue from its samples: sums over kinds, tags, priorities."""
     moments: dict[datetime, list[StatsSample]] = defaultdict(list)
     for one in series:
         moments[one.at].append(one)
     at = sorted(moments)
     size = max(1, math.ceil(len(at) / _POINTS_MAX))
     parts = [[s for m in at[n : n + size] for s in moments[m]] for n in range(0, len(at), size)]
-    last = [moments[at[min(n + size, len(at)) - 1]] for n in range(0, len(at), size)]
+    ends = [at[min(n + size, len(at)) - 1] for n in range(0, len(at), size)]
+    last = [moments[end] for end in ends]
 
     def p95(counts: str, total: str) -> list[float | None]:
         return [
@@ -220,7 +228,7 @@ def _curves(series: Sequence[StatsSample]) -> list[tuple[str, list[float | None]
     def sums(name: str) -> list[float | None]:
         return [sum(getattr(s, name) for s in part) for part in parts]
 
-    return [
+    return ends, [
         ("jobs ready", [sum(s.ready for s in part) for part in last], "number"),
         ("enqueued", sums("enqueued"), "number"),
         ("done", sums("done"), "number"),

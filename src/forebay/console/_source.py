@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from forebay.client import AsyncClient
@@ -14,7 +15,8 @@ from forebay.console._acts import Runs
 from forebay.doctor.status import current_problems
 from forebay.errors import ForebayError
 from forebay.model.problems import Problem
-from forebay.watch import operations
+from forebay.ops import events, workers
+from forebay.watch import marks, operations
 from forebay.watch.backlogs import count_each_backlog
 from forebay.watch.top import Reads
 
@@ -34,6 +36,9 @@ PROBLEMS_SECONDS: Final = 5.0
 
 #: Samples that the curves show: ten minutes.
 _SAMPLES: Final = 300
+
+#: Most events, and most ended workers, that become marks: the newest.
+_EVENTS_MAX: Final = 200
 
 #: Most keys that are read.
 _KEYS_MAX: Final = 50
@@ -69,6 +74,18 @@ class Problems(NamedTuple):
     read_at: float
 
 
+class Happened(NamedTuple):
+    """What happened in the last minutes, and when it was read.
+
+    Attributes:
+        found: the oldest first.
+        read_at: by the monotonic clock of this process.
+    """
+
+    found: Sequence[marks.Happening]
+    read_at: float
+
+
 class Source:
     """One database.
 
@@ -87,6 +104,8 @@ class Source:
         self._problems: Problems | None = None
         self._sample_lock = asyncio.Lock()
         self._problems_lock = asyncio.Lock()
+        self._happened: Happened | None = None
+        self._happened_lock = asyncio.Lock()
         self._counting: asyncio.Task[None] | None = None
         self._viewers: set[asyncio.Event] = set()
         self._sampling: asyncio.Task[None] | None = None
@@ -140,6 +159,29 @@ class Source:
                 found = await current_problems(self._reader.address, count=False)
                 last = self._problems = Problems(found, time.monotonic())
             return last.found
+
+    async def marks(self) -> Sequence[marks.Mark]:
+        """Return the marks of the curves of samples, at most some seconds old."""
+        times = [datetime.fromtimestamp(one.at, UTC) for one in self.samples]
+        if len(times) < 2:
+            return []
+        async with self._happened_lock:
+            last = self._happened
+            if last is None or time.monotonic() - last.read_at >= PROBLEMS_SECONDS:
+                found = await self.happenings(times[0], None)
+                last = self._happened = Happened(found, time.monotonic())
+        return marks.marks(last.found, times)
+
+    async def happenings(self, since: datetime, queue: str | None) -> list[marks.Happening]:
+        """Return what happened since a time, for all queues or for one; of much, the newest."""
+        # The version before a deploy is that of a worker that may have ended before.
+        before = since - timedelta(days=1)
+        return marks.happenings(
+            await self.read(events.events(queue=queue, since=since, limit=_EVENTS_MAX)),
+            await self.read(workers.workers(0)),
+            await self.read(workers.ended_workers(before, _EVENTS_MAX)),
+            queue,
+        )
 
     async def changes(self) -> AsyncIterator[None]:
         """Yield after each sample, and keep the sampler going meanwhile."""
