@@ -117,6 +117,23 @@ def test_what_a_person_has_selected_stays_while_the_numbers_change(page, address
     page.see("second", "#queues")
 
 
+def test_filters_take_no_room_on_a_phone_until_one_is_set(page, address):
+    """
+    On a wide page they are always there.
+    """
+    shown = "document.querySelector('[name=queue]').checkVisibility({contentVisibilityAuto: true})"
+    for width, path, is_shown in (
+        (390, "/jobs", False), (390, "/jobs?queue=mail", True), (1280, "/jobs", True),
+    ):  # fmt: skip
+        page.resize(width, 900)
+        visit(page, address, path)
+        assert page.value(shown) == is_shown, (width, path)
+    page.resize(390, 900)
+    visit(page, address, "/jobs")
+    page.click("summary")
+    page.wait(shown)
+
+
 #: How many hosts the page has asked.
 HOSTS = (
     "new Set(performance.getEntries().filter(one => one.name.startsWith('http'))"
@@ -150,6 +167,7 @@ def paths(conn, app) -> list[str]:
         *(page.path for page in PAGES if page.title),
         f"/job?what={job}", f"/job?what={dead}", "/job?what=nothing", f"/cause?cause={cause}",
         f"/queue?queue={'a' * 60}", "/queue?queue=mail", "/jobs?queue=mail&tag=a&contains=b",
+        "/jobs?column=tag&column=worker",
         "/subjects?queue=crawler", f"/subject?queue=crawler&name={'s' * 100}",
         "/schedule?name=nightly", "/endpoint?name=partner", "/doctor", "/nothing",
         f"/act?act=dead.redrive_matching&cause={quote(cause)}", "/act?act=queues.resume&queue=mail",

@@ -3,6 +3,7 @@
 import html
 import re
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import anyio
 import pytest
@@ -12,11 +13,11 @@ from starlette.testclient import TestClient
 
 from forebay.client.reader import Reader, ReadTooSlow
 from forebay.console import User, asgi
-from forebay.console._pages import PAGES
+from forebay.console._pages import COLUMNS, PAGES
 from forebay.console._source import Sample, Source
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.ops.operation import Operation, nothing
-from tests.support.engine import enqueue, one
+from tests.support.engine import enqueue, enqueue_many, one
 from tests.support.waiting import wait_for, wait_for_async
 
 #: What a producer can write into every field; as text it is harmless.
@@ -370,6 +371,53 @@ def test_what_happened_is_marked_on_the_curves_with_a_link_to_its_events(busy, b
         shown = browse.get(html.unescape(address))
         assert shown.status_code == 200
         assert "queues.pause" in text_of(shown)
+
+
+def test_the_columns_that_a_person_chooses_are_in_the_address(busy, browse):
+    """
+    They stay when older jobs are shown, in the order of the page; an unknown one is refused.
+    """
+    heads = r"<th[^>]*>([^<]+)</th>"
+    assert re.findall(heads, browse.get("/main/jobs").text)[:3] == ["job", "state", "queue"]
+    every = "&".join(f"column={quote(one)}" for one in COLUMNS)
+    assert re.findall(heads, browse.get(f"/main/jobs?{every}").text) == ["job", *COLUMNS]
+    answer = browse.get("/main/jobs?queue=slow&column=correlation+id&column=tag")
+    assert re.findall(heads, answer.text) == ["job", "tag", "correlation id"]
+    assert "order-42" in text_of(answer)
+    assert 'href="/main/jobs?column=tag&amp;column=correlation+id">All<' in answer.text
+    assert 'href="/main/jobs?queue=slow">Usual columns<' in answer.text
+    enqueue_many(busy, [{"kind": "work", "queue": "many"}] * 60)
+    answer = browse.get("/main/jobs?column=state&column=kind")
+    (older,) = re.findall(r'href="([^"]*)" rel="next"', answer.text)
+    assert re.findall(heads, browse.get(html.unescape(older)).text) == ["job", "state", "kind"]
+    refused = browse.get("/main/jobs?column=password")
+    assert refused.status_code == 400
+    assert "Columns are state" in text_of(refused)
+
+
+def test_failed_attempts_are_shown_by_minute(busy, browse):
+    """
+    Each queue and kind has its failures of the last hour as a curve; a filter leaves the others
+    out, and of too many to read the page says so.
+    """
+    busy.execute("select forebay.fold_v1(10000, p_is_forced => true)")
+    answer = browse.get("/main/failures")
+    assert "failed attempts by minute, at most 3" in answer.text
+    assert "mail send 3 3" in text_of(answer)
+    assert "No attempt has failed" in text_of(browse.get("/main/failures?kind=other"))
+    assert "No attempt has failed" in text_of(browse.get("/main/failures?queue=slow"))
+    source = browse.app._sources["main"]
+    read = source.read
+
+    async def impatient(operation):
+        if "stats_series" in operation.sql:
+            raise ReadTooSlow("it took too long")
+        return await read(operation)
+
+    source.read = impatient
+    answer = browse.get("/main/failures")
+    assert answer.status_code == 200
+    assert "Choose a queue" in text_of(answer)
 
 
 def test_what_happened_is_read_once_for_all_viewers(busy, browse):

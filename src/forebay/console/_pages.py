@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
+from forebay.client.reader import ReadTooSlow
 from forebay.doctor import without_workers
 from forebay.doctor.examine import examine
 from forebay.errors import ConfigError, EndpointNotFound
@@ -59,6 +60,16 @@ _SPANS: Final[dict[str, tuple[Any, timedelta]]] = {
     "day": ("minute", timedelta(days=1)),
     "month": ("hour", timedelta(days=30)),
 }
+
+#: Columns of a list of jobs that a person can choose, beside the number of the job.
+COLUMNS: Final = (
+    "state", "queue", "kind", "arguments", "attempt", "enqueued", "due or ended", "group",
+    "priority", "tag", "correlation id", "ordering key", "limit key", "unique key", "endpoint",
+    "worker", "claimed at", "ended at", "expires at",
+)  # fmt: skip
+
+#: Those of them that are shown if nobody chooses.
+DEFAULT_COLUMNS: Final = COLUMNS[:7]
 
 #: Numbers of a histogram: one more than bounds.
 _BUCKETS: Final = len(STATS_BOUNDS) + 1
@@ -247,6 +258,13 @@ async def _jobs(source: Source, request: Request) -> Facts:
     left = {name: value for name, value in given.items() if value is not None}
     state = _text(request, "state")
     contains = _text(request, "contains")
+    chosen = request.query_params.getlist("column")
+    if unknown := set(chosen) - set(COLUMNS):
+        raise ConfigError(
+            "column",
+            f"is {min(unknown)!r}, which is no column",
+            hint=f"Columns are {', '.join(COLUMNS)}.",
+        )
     found = await source.read(
         archive.search(
             which=JobFilter(**left) if left else None,
@@ -263,6 +281,8 @@ async def _jobs(source: Source, request: Request) -> Facts:
         "names": names,
         "states": [str(one) for one in JobState],
         "is_filtered": bool(left or state or contains),
+        "columns": COLUMNS,
+        "chosen": [one for one in COLUMNS if one in chosen],
     }
 
 
@@ -285,11 +305,43 @@ async def _job(source: Source, request: Request) -> Facts:
 async def _failures(source: Source, request: Request) -> Facts:
     queue, kind, endpoint = (_text(request, name) for name in ("queue", "kind", "endpoint"))
     groups = await source.read(dead.dead_groups(queue, kind, None, endpoint))
+    end = datetime.now(UTC).replace(second=0, microsecond=0)
+    since = end - timedelta(minutes=59)
+    try:
+        series = await source.read(stats.stats_series("minute", since, None, queue))
+    except ReadTooSlow:  # of very many queues and kinds
+        courses = None
+    else:
+        courses = _courses(series, end)
     return {
         "section": "Failures",
         "groups": groups,
         "total": sum(one.jobs for one in groups),
+        "courses": courses and [one for one in courses if kind in (None, one[1])],
+        "rows": _ROWS,
     }
+
+
+def _courses(series: Iterable[StatsSample], end: datetime) -> list[tuple[str, str, list[int], int]]:
+    """Return queue, kind, failed attempts of each minute, and deaths; most failures first.
+
+    A death is a failed attempt too, the last one.
+
+    Args:
+        series: samples of minutes, at most an hour older than ``end``.
+        end: the beginning of the present minute.
+    """
+    minutes: dict[tuple[str, str], list[int]] = {}
+    deaths: dict[tuple[str, str], int] = defaultdict(int)
+    for one in series:
+        if one.failed or one.dead:
+            # A sample is at the end of its minute, that of the present minute is now.
+            place = 59 + math.ceil((one.at - end).total_seconds() / 60)
+            failed = minutes.setdefault((one.queue, one.kind), [0] * 61)
+            failed[min(60, max(0, place))] += one.failed + one.dead
+            deaths[one.queue, one.kind] += one.dead
+    found = [(*name, failed, deaths[name]) for name, failed in minutes.items()]
+    return sorted(found, key=lambda one: (-sum(one[2]), one[:2]))
 
 
 async def _cause(source: Source, request: Request) -> Facts:
