@@ -2,21 +2,30 @@
 
 import importlib.resources
 import itertools
+import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+import psycopg
 import pytest
 import uvicorn
 
+import forebay
 from forebay.console import asgi
 from forebay.console._pages import PAGES
+from forebay.testing import LyingTarget
 from tests.support.browser import Page, chromium
-from tests.support.engine import enqueue
+from tests.support.delivering import LOCAL_ENVIRON, create_endpoint, send
+from tests.support.engine import enqueue, one, state
 from tests.support.ports import free_port
+from tests.support.source import Items
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -141,6 +150,15 @@ HOSTS = (
 )
 
 
+def let_a_mirror_drift(app):
+    """
+    Its audit finds two items without a copy.
+    """
+    mirror = forebay.Mirror(app, "pages", source=Items({1: 1, 2: 1}), target=LyingTarget())
+    mirror.audit(settle=0)
+    mirror.close()
+
+
 @pytest.fixture
 def paths(conn, app) -> list[str]:
     """
@@ -162,6 +180,7 @@ def paths(conn, app) -> list[str]:
         "select forebay.pause_queue('mail')",
     ):
         conn.execute(statement)
+    let_a_mirror_drift(app)
     dead, cause = conn.execute("select job_id, cause from forebay.dead_letter").fetchone()
     return [
         *(page.path for page in PAGES if page.title),
@@ -206,7 +225,7 @@ def test_axe_finds_nothing_on_any_page(page, address, paths):
             page.resize(width, 900, dark=dark)
             if violations := page.value(FOUND):
                 found[path, width, dark] = violations
-    page.problems[:] = [one for one in page.problems if "status of 404" not in one]
+    page.problems[:] = [each for each in page.problems if "status of 404" not in each]
     assert found == {}
 
 
@@ -223,7 +242,75 @@ def test_no_page_is_wider_than_the_window(page, address, paths, width, dark):
         assert page.value(wide) <= 0, path
         assert page.value(HOSTS) == 1, path
         page.shoot(f"{re.sub('[^a-z]+', '-', path[:40])} {width} {'dark' if dark else 'light'}")
-    page.problems[:] = [one for one in page.problems if "status of 404" not in one]
+    page.problems[:] = [each for each in page.problems if "status of 404" not in each]
+
+
+@contextmanager
+def deliverer(database):
+    """
+    A process that delivers, to this machine too.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forebay", "deliver", "--dsn", database, "--log-level", "error"],
+        env=os.environ | LOCAL_ENVIRON,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_on_call_each_cause_is_found_in_two_clicks(page, address, database, conn, app, workers):
+    """
+    A poison job, a kind that fails, a frozen worker, an open breaker, a transaction that stays open
+    and a mirror out of step, all at once: the overview leads to the cause of each.
+    """
+    for name in ("breaker_for", "snapshot_for"):
+        conn.execute("select forebay.set_threshold(%s, 0)", [name])
+    frozen = workers.start()
+    held_job = enqueue(conn, args={"entry": 1, "seconds": 300})
+    wait_for(lambda: state(conn, held_job) == "running")
+    frozen.freeze()
+    workers.start()
+    enqueue(conn, kind="exceed", args={"entry": 2, "what": "memory"}, max_attempts=1)
+    enqueue(conn, kind="step", args={"entry": 3, "failures": 9}, max_attempts=3)
+    create_endpoint(
+        conn, "partner", "http", {"url": f"http://127.0.0.1:{free_port()}/"}, breaker_threshold=1
+    )
+    send(conn, "partner")
+    let_a_mirror_drift(app)
+    with psycopg.connect(database, application_name="analytics") as holder, deliverer(database):
+        holder.execute("set transaction isolation level repeatable read")
+        holder.execute("select count(*) from pg_class")
+        dead = "select max(cause) from forebay.dead_letter where kind = %s"
+        causes = {
+            kind: wait_for(lambda kind=kind: one(conn, dead, kind)) for kind in ("exceed", "step")
+        }
+        to_failures = ".problem a[href*='/failures?queue=default']"
+        story = {
+            "poison job": ([to_failures, f"#causes a[href*='{causes['exceed']}']"], "MemoryError"),
+            "failing kind": ([to_failures, f"#causes a[href*='{causes['step']}']"], "step"),
+            "frozen worker": ([".problem a[href$='/workers']"], f"work 1 {held_job}"),
+            "open breaker": ([".problem a[href*='/endpoint?name=partner']"], "The breaker is open"),
+            "held transaction": ([".problem a[href$='/database']"], "analytics"),
+            "drifted mirror": ([".problem a[href$='/mirrors']"], "found 2 differences"),
+        }
+        page.go(address)
+        for clicks, _ in story.values():
+            page.wait(f"document.querySelector({json.dumps(clicks[0])}) !== null", 60)
+        page.shoot("on call")
+        for name, (clicks, cause) in story.items():
+            page.go(address)
+            page.wait("location.pathname === '/main/'")
+            assert len(clicks) <= 2
+            for selector in clicks:
+                page.wait(f"document.querySelector({json.dumps(selector)}) !== null")
+                before = page.value("location.href")
+                page.click(selector)
+                page.wait(f"location.href !== {json.dumps(before)}")
+            page.see(cause, "main")
+            page.shoot(name)
 
 
 def test_the_pages_say_what_they_say_without_javascript(page, address, conn):

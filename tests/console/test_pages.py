@@ -1,6 +1,7 @@
 """The pages of the console: what each answers, and what no page lets happen."""
 
 import html
+import json
 import re
 from contextlib import asynccontextmanager
 from urllib.parse import quote
@@ -13,15 +14,22 @@ from starlette.testclient import TestClient
 
 from forebay.client.reader import Reader, ReadTooSlow
 from forebay.console import User, asgi
-from forebay.console._pages import COLUMNS, PAGES
+from forebay.console._pages import COLUMNS, PAGES, shown_on
 from forebay.console._source import Sample, Source
 from forebay.errors import ConfigError, DatabaseUnavailable
+from forebay.model.problems import Problem
 from forebay.ops.operation import Operation, nothing
 from tests.support.engine import enqueue, enqueue_many, one
 from tests.support.waiting import wait_for, wait_for_async
 
 #: What a producer can write into every field; as text it is harmless.
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7 * 7 }}"
+
+#: What an audit of a mirror says, which found eight differences.
+AUDIT = {"compared": "hash"} | dict.fromkeys(
+    ("seconds", "items", "copies", "rows", "ranges", "differed", "suspects", "missing", "stale",
+     "orphaned", "ahead"), 2,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -52,6 +60,7 @@ def busy(conn, app):
         "select forebay.send('partner', '{\"order\": 1}', 'order.created')",
         "select forebay.create_schedule('nightly', 'tidy', cron => '0 3 * * *')",
         "select forebay.pause_queue('slow')",
+        f"select forebay.record_audit('pages', '{json.dumps(AUDIT)}')",
     ):
         conn.execute(statement)
     return conn
@@ -75,8 +84,8 @@ SHOWN = {
     "keys": ("No job waits for its key",),
     "schedules": ("nightly", "0 3 * * *", "crawler"),
     "endpoints": ("partner", "http"),
-    "mirrors": ("No mirror",),
-    "database": ("oldest transaction", "segments of the log"),
+    "mirrors": ("pages", "8 differences that no job repairs"),
+    "database": ("oldest transaction", "segments of the log", "Who holds back vacuum"),
     "doctor": ("server",),
     "events": ("queues.pause", "slow"),
     "queue?queue=slow": ("paused", "By kind"),
@@ -122,6 +131,29 @@ def test_an_empty_database_says_what_to_type(browse):
         assert answer.status_code == 200, (path, text_of(answer))
     assert "forebay enqueue KIND" in text_of(browse.get("/main/jobs"))
     assert "Nothing to do" in text_of(browse.get("/main/"))
+
+
+@pytest.mark.parametrize(
+    ("code", "subject", "path"),
+    [
+        ("A3", "mail", "failures?queue=mail"),
+        ("A1", "a b&c", "queue?queue=a+b%26c"),
+        ("breaker", "partner", "endpoint?name=partner"),
+        ("breaker", "pages", "mirrors"),
+        ("breaker", "mail", "keys?queue=mail"),
+        ("snapshot", "", "database"),
+        ("locks", "", "doctor"),
+    ],
+)
+def test_a_problem_leads_to_the_page_that_shows_its_cause(code, subject, path):
+    """
+    By its code and its subject; what only the doctor knows is on the page of the doctor.
+    """
+    problem = Problem(
+        name="", severity="error", cause="", command="", hint="", code=code, subject=subject
+    )
+    data = {"endpoints": [{"endpoint": "partner"}], "mirrors": [{"mirror": "pages"}]}
+    assert shown_on(problem, data) == path
 
 
 @pytest.mark.parametrize(

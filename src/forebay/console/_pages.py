@@ -15,6 +15,7 @@ from forebay.client.reader import ReadTooSlow
 from forebay.doctor import without_workers
 from forebay.doctor.examine import examine
 from forebay.errors import ConfigError, EndpointNotFound
+from forebay.guard.holder_query import holders
 from forebay.model.change import JobFilter
 from forebay.model.job import JobState
 from forebay.model.stats import STATS_BOUNDS
@@ -39,11 +40,12 @@ from forebay.watch.top import percentile
 from forebay.watch.where import where
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from starlette.requests import Request
 
     from forebay.console._source import Source
+    from forebay.model.problems import Problem
     from forebay.model.schedules import ScheduleStatus
     from forebay.model.stats import StatsSample
 
@@ -51,6 +53,9 @@ Facts = dict[str, Any]
 
 #: Rows of a list.
 _ROWS: Final = 50
+
+#: Holders of an old snapshot or a lock.
+_HOLDERS_MAX: Final = 10
 
 #: Rows of the log that one page of a search reads, about a fifth of a second.
 _BUDGET: Final = 200_000
@@ -127,6 +132,36 @@ def _instant(request: Request, name: str) -> datetime | None:
             name, f"is {found!r}, not a time", hint="As 2026-11-29 or 2026-11-29T14:30."
         ) from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+#: The page on which the cause of a problem is to be seen, by its code, and its field for the
+#: subject. ``breaker`` is not here: endpoints, limit keys and mirrors have one.
+_SHOWN_ON: Final = {
+    **dict.fromkeys(("A1", "A2", "oldest", "unserved"), ("queue", "queue")),
+    **dict.fromkeys(("A3", "dead-growing"), ("failures", "queue")),
+    **dict.fromkeys(("lost-workers", "unchecked", "workers"), ("workers", "")),
+    **dict.fromkeys(("snapshot", "dead-rows", "maintenance", "reserve"), ("database", "")),
+    "endpoint-full": ("endpoint", "name"),
+    "drift": ("mirrors", ""),
+    "schedule": ("schedule", "name"),
+}
+
+
+def shown_on(problem: Problem, data: Mapping[str, Any]) -> str:
+    """Return the path of the page on which the cause of a problem is to be seen.
+
+    ``data`` are the measurements behind the overview.
+    """
+    if problem.code == "breaker":
+        if any(one["endpoint"] == problem.subject for one in data["endpoints"]):
+            path, field = "endpoint", "name"
+        elif any(one["mirror"] == problem.subject for one in data["mirrors"]):
+            path, field = "mirrors", ""
+        else:
+            path, field = "keys", "queue"
+    else:
+        path, field = _SHOWN_ON.get(problem.code, ("doctor", ""))
+    return f"{path}?{urlencode({field: problem.subject})}" if field and problem.subject else path
 
 
 async def _overview(source: Source, _request: Request) -> Facts:
@@ -479,15 +514,17 @@ async def _endpoint(source: Source, request: Request) -> Facts:
 
 async def _mirrors(source: Source, _request: Request) -> Facts:
     await source.overview()
-    names = sorted({one["name"] for one in source.data["mirrors"]})
+    names = sorted({one["mirror"] for one in source.data["mirrors"]})
     audits = {name: await source.read(mirrors.mirror_audits(name, 5)) for name in names[:20]}
     return {"section": "Mirrors", "mirrors": source.data["mirrors"], "audits": audits}
 
 
 async def _database(source: Source, _request: Request) -> Facts:
     await source.overview()
+    found = await source.read(holders())
     return {
         "section": "Database",
+        "holders": sorted(found, key=lambda one: (-one.age, -(one.seconds or 0)))[:_HOLDERS_MAX],
         "database": source.data["database"],
         "space": source.data["space"],
         "settings": await source.read(queues.settings()),

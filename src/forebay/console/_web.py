@@ -30,7 +30,7 @@ from forebay._actor import acting_as
 from forebay._dataclass import dataclass
 from forebay.client.reader import ReadRefused, ReadTooSlow, refusal
 from forebay.console._acts import ACTS, FILTER, PERMISSIONS, Act, Run
-from forebay.console._pages import DEFAULT_COLUMNS, PAGES, Page
+from forebay.console._pages import DEFAULT_COLUMNS, PAGES, Page, shown_on
 from forebay.console._source import Source
 from forebay.console._text import FILTERS, FUNCTIONS
 from forebay.errors import (
@@ -447,6 +447,7 @@ class Console:
             acts=ACTS,
             filter_names=FILTER,
             default_columns=DEFAULT_COLUMNS,
+            shown_on=shown_on,
             pages=[page for page in PAGES if page.title],
         )
         return HTMLResponse(text, status)

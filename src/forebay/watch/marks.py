@@ -47,6 +47,7 @@ class Mark(NamedTuple):
         sort: of the worst of it.
         title: of one, what happened; of several, how many of each sort: ``2 alerts, 1 act``.
         texts: what happened, at most six lines; the last may say how many more there are.
+        at: when the first of it happened.
         since: a second before the first.
         until: a second after the last.
         is_recorded: whether some of it is in the event log, which has no deploys.
@@ -56,6 +57,7 @@ class Mark(NamedTuple):
     sort: str
     title: str
     texts: Sequence[str]
+    at: datetime
     since: datetime
     until: datetime
     is_recorded: bool
@@ -149,6 +151,7 @@ def _mark(place: float, part: Sequence[Happening]) -> Mark:
         sort=next(sort for sort, many in counts.items() if many),
         title=several if len(part) > 1 else _SORTS[part[0].sort],
         texts=texts,
+        at=part[0].at,
         since=part[0].at - timedelta(seconds=1),
         until=part[-1].at + timedelta(seconds=1),
         is_recorded=any(one.sort != "deploy" for one in part),
