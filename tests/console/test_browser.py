@@ -211,10 +211,13 @@ axe.run(document, {resultTypes: ['violations'], rules: {'target-size': {enabled:
         ...one.nodes.slice(0, 3).map(node => node.html.slice(0, 200))].join(' ')))"""
 
 
-def test_axe_finds_nothing_on_any_page(page, address, paths):
+def test_axe_finds_nothing_on_any_page(page, address, conn, paths):
     """
     No page has an accessibility violation that axe-core can find, wide or narrow, light or dark.
     """
+    visit(page, address, "/")
+    conn.execute("select forebay.resume_queue('mail')")
+    page.wait("document.querySelector('.marks') !== null", 60)
     found = {}
     for path in paths:
         visit(page, address, path)
@@ -299,6 +302,7 @@ def test_on_call_each_cause_is_found_in_two_clicks(page, address, database, conn
         page.go(address)
         for clicks, _ in story.values():
             page.wait(f"document.querySelector({json.dumps(clicks[0])}) !== null", 60)
+        page.resize(1180, 820)
         page.shoot("on call")
         for name, (clicks, cause) in story.items():
             page.go(address)

@@ -84,7 +84,8 @@ def happenings(
         if one.how in ("lost", "crashed") and _serves(one, queue):
             signal = f" by signal {one.signal}" if one.signal else ""
             found.append(Happening(one.ended_at, "lost", f"{one.worker} {one.how}{signal}"))
-    found += _deploys(one for one in (*gone, *workers) if _serves(one, queue))
+    everyone: list[WorkerOverview | EndedWorker] = [*gone, *workers]
+    found += _deploys(one for one in everyone if _serves(one, queue))
     return sorted(found)
 
 
