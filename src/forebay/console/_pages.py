@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from forebay.client.reader import ReadTooSlow
 from forebay.doctor import without_workers
 from forebay.doctor.examine import examine
 from forebay.errors import ConfigError, EndpointNotFound
@@ -73,7 +72,7 @@ COLUMNS: Final = (
     "worker", "claimed at", "ended at", "expires at",
 )  # fmt: skip
 
-#: Those of them that are shown if nobody chooses.
+#: Those of them that a list without a choice shows.
 DEFAULT_COLUMNS: Final = COLUMNS[:7]
 
 #: Numbers of a histogram: one more than bounds.
@@ -341,13 +340,8 @@ async def _failures(source: Source, request: Request) -> Facts:
     queue, kind, endpoint = (_text(request, name) for name in ("queue", "kind", "endpoint"))
     groups = await source.read(dead.dead_groups(queue, kind, None, endpoint))
     end = datetime.now(UTC).replace(second=0, microsecond=0)
-    since = end - timedelta(minutes=59)
-    try:
-        series = await source.read(stats.stats_series("minute", since, None, queue))
-    except ReadTooSlow:  # of very many queues and kinds
-        courses = None
-    else:
-        courses = _courses(series, end)
+    series = await source.minutes(end - timedelta(minutes=59), queue)
+    courses = None if series is None else _courses(series, end)
     return {
         "section": "Failures",
         "groups": groups,
