@@ -1,8 +1,10 @@
 """The pages of the console: what each answers, and what no page lets happen."""
 
 import html
+import json
 import re
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import anyio
 import pytest
@@ -12,15 +14,22 @@ from starlette.testclient import TestClient
 
 from forebay.client.reader import Reader, ReadTooSlow
 from forebay.console import User, asgi
-from forebay.console._pages import PAGES
-from forebay.console._source import Source
+from forebay.console._pages import COLUMNS, PAGES, shown_on
+from forebay.console._source import Sample, Source
 from forebay.errors import ConfigError, DatabaseUnavailable
+from forebay.model.problems import Problem
 from forebay.ops.operation import Operation, nothing
-from tests.support.engine import enqueue, one
+from tests.support.engine import enqueue, enqueue_many, one
 from tests.support.waiting import wait_for, wait_for_async
 
 #: What a producer can write into every field; as text it is harmless.
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{ 7 * 7 }}"
+
+#: What an audit of a mirror says, which found eight differences.
+AUDIT = {"compared": "hash"} | dict.fromkeys(
+    ("seconds", "items", "copies", "rows", "ranges", "differed", "suspects", "missing", "stale",
+     "orphaned", "ahead"), 2,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -51,6 +60,7 @@ def busy(conn, app):
         "select forebay.send('partner', '{\"order\": 1}', 'order.created')",
         "select forebay.create_schedule('nightly', 'tidy', cron => '0 3 * * *')",
         "select forebay.pause_queue('slow')",
+        f"select forebay.record_audit('pages', '{json.dumps(AUDIT)}')",
     ):
         conn.execute(statement)
     return conn
@@ -74,8 +84,8 @@ SHOWN = {
     "keys": ("No job waits for its key",),
     "schedules": ("nightly", "0 3 * * *", "crawler"),
     "endpoints": ("partner", "http"),
-    "mirrors": ("No mirror",),
-    "database": ("oldest transaction", "segments of the log"),
+    "mirrors": ("pages", "8 differences that no job repairs"),
+    "database": ("oldest transaction", "segments of the log", "Who holds back vacuum"),
     "doctor": ("server",),
     "events": ("queues.pause", "slow"),
     "queue?queue=slow": ("paused", "By kind"),
@@ -121,6 +131,29 @@ def test_an_empty_database_says_what_to_type(browse):
         assert answer.status_code == 200, (path, text_of(answer))
     assert "forebay enqueue KIND" in text_of(browse.get("/main/jobs"))
     assert "Nothing to do" in text_of(browse.get("/main/"))
+
+
+@pytest.mark.parametrize(
+    ("code", "subject", "path"),
+    [
+        ("A3", "mail", "failures?queue=mail"),
+        ("A1", "a b&c", "queue?queue=a+b%26c"),
+        ("breaker", "partner", "endpoint?name=partner"),
+        ("breaker", "pages", "mirrors"),
+        ("breaker", "mail", "keys?queue=mail"),
+        ("snapshot", "", "database"),
+        ("locks", "", "doctor"),
+    ],
+)
+def test_a_problem_leads_to_the_page_that_shows_its_cause(code, subject, path):
+    """
+    By its code and its subject; what only the doctor knows is on the page of the doctor.
+    """
+    problem = Problem(
+        name="", severity="error", cause="", command="", hint="", code=code, subject=subject
+    )
+    data = {"endpoints": [{"endpoint": "partner"}], "mirrors": [{"mirror": "pages"}]}
+    assert shown_on(problem, data) == path
 
 
 @pytest.mark.parametrize(
@@ -342,3 +375,95 @@ async def test_nobody_looks_and_nothing_runs(database, conn, monkeypatch):
     await source.close()
     sessions = "select count(*) from pg_stat_activity where application_name = 'forebay console'"
     wait_for(lambda: one(conn, sessions) == 0)
+
+
+def test_what_happened_is_marked_on_the_curves_with_a_link_to_its_events(busy, browse):
+    """
+    The pause of a queue is a mark on the overview and on the page of its queue; what happened at
+    the same time is one mark with it. Its list is text, and its link shows the event.
+    """
+    source = browse.app._sources["main"]
+    now = one(busy, "select extract(epoch from now())::float8")
+    for ago in (600, 300):
+        source.samples.append(Sample(now - ago, 1, 1.0, 0, 0.0))
+    busy.execute("select forebay.fold_v1(10000, p_is_forced => true)")
+    for minutes in (-5, 30):
+        busy.execute(
+            "insert into forebay.counter_sample select 'minute', c.cell_id, now() - %s * interval"
+            " '1 minute', (select totals from forebay.counter n where n.cell_id = c.cell_id"
+            " order by no desc limit 1) from forebay.counter_cell c", [minutes],
+        )  # fmt: skip
+    for path, kind in (("", "acts"), ("queue?queue=slow", "act")):
+        answer = browse.get(f"/main/{path}")
+        assert re.search(r'<svg class="marks"[^>]*aria-hidden="true"><a class="a', answer.text)
+        assert "queues.pause slow by" in text_of(answer)
+        (address,) = re.findall(
+            rf'<li><a class="mark a\w+" href="([^"]*)">[^<]*{kind}<', answer.text
+        )
+        shown = browse.get(html.unescape(address))
+        assert shown.status_code == 200
+        assert "queues.pause" in text_of(shown)
+
+
+def test_the_columns_that_a_person_chooses_are_in_the_address(busy, browse):
+    """
+    They stay when older jobs are shown, in the order of the page; an unknown one is refused.
+    """
+    heads = r"<th[^>]*>([^<]+)</th>"
+    assert re.findall(heads, browse.get("/main/jobs").text)[:3] == ["job", "state", "queue"]
+    every = "&".join(f"column={quote(one)}" for one in COLUMNS)
+    assert re.findall(heads, browse.get(f"/main/jobs?{every}").text) == ["job", *COLUMNS]
+    answer = browse.get("/main/jobs?queue=slow&column=correlation+id&column=tag")
+    assert re.findall(heads, answer.text) == ["job", "tag", "correlation id"]
+    assert "order-42" in text_of(answer)
+    assert 'href="/main/jobs?column=tag&amp;column=correlation+id">All<' in answer.text
+    assert 'href="/main/jobs?queue=slow">Usual columns<' in answer.text
+    enqueue_many(busy, [{"kind": "work", "queue": "many"}] * 60)
+    answer = browse.get("/main/jobs?column=state&column=kind")
+    (older,) = re.findall(r'href="([^"]*)" rel="next"', answer.text)
+    assert re.findall(heads, browse.get(html.unescape(older)).text) == ["job", "state", "kind"]
+    refused = browse.get("/main/jobs?column=password")
+    assert refused.status_code == 400
+    assert "Columns are state" in text_of(refused)
+
+
+def test_failed_attempts_are_shown_by_minute(busy, browse):
+    """
+    Each queue and kind has its failures of the last hour as a curve; a filter leaves the others
+    out, and of too many to read the page says so.
+    """
+    busy.execute("select forebay.fold_v1(10000, p_is_forced => true)")
+    answer = browse.get("/main/failures")
+    assert "send mail failed attempts by minute, at most 3 3 3" in text_of(answer)
+    assert "No failed attempt was counted" in text_of(browse.get("/main/failures?kind=other"))
+    assert "No failed attempt was counted" in text_of(browse.get("/main/failures?queue=slow"))
+    source = browse.app._sources["main"]
+    read = source.read
+
+    async def impatient(operation):
+        if "stats_series" in operation.sql:
+            raise ReadTooSlow("it took too long")
+        return await read(operation)
+
+    source.read = impatient
+    assert "Choose a queue" in text_of(browse.get("/main/failures?queue=mail"))
+    source._minutes._until = 0.0
+    answer = browse.get("/main/failures")
+    assert answer.status_code == 200
+    assert "Choose a queue" in text_of(answer)
+    source.read = read  # what took too long is not asked at once again
+    assert "Choose a queue" in text_of(browse.get("/main/failures"))
+
+
+def test_what_happened_is_read_once_for_all_viewers(busy, browse):
+    """
+    Within some seconds the marks of the overview cost no statement.
+    """
+    source = browse.app._sources["main"]
+    now = one(busy, "select extract(epoch from now())::float8")
+    source.samples.extend(Sample(now - ago, 1, 1.0, 0, 0.0) for ago in (600, 300))
+    browse.get("/main/")
+    first = source._happened._found
+    browse.get("/main/")
+    assert first is not None
+    assert source._happened._found is first

@@ -96,12 +96,15 @@ class Page:
                 f"document.querySelector({quoted}).scrollIntoView({{block: 'center', behavior: "
                 f"'instant'}})"
                 )  # fmt: skip
-        x, y = self.value(
-            f"(() => {{ const b = document.querySelector({quoted}).getBoundingClientRect();"
-            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        # What is under the pointer stays: a page may leave it as it is until the pointer has gone.
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            if kind != "mouseReleased":
+                x, y = self.value(
+                    f"(() => {{ const b = document.querySelector({quoted}).getBoundingClientRect();"
+                    " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+                )
+            button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
 
     def type(self, text: str) -> None:
         """Type a text where the focus is."""

@@ -15,6 +15,7 @@ from forebay.console._text import instant_of
 from forebay.doctor import without_workers
 from forebay.doctor.examine import examine
 from forebay.errors import ConfigError, EndpointNotFound
+from forebay.guard.holder_query import holders
 from forebay.model.change import JobFilter
 from forebay.model.job import JobState
 from forebay.model.limits import Limits
@@ -35,15 +36,17 @@ from forebay.ops import (
 )
 from forebay.policy.cron import Timing
 from forebay.policy.keys import key_answer
+from forebay.watch.marks import marks
 from forebay.watch.top import percentile
 from forebay.watch.where import where
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from starlette.requests import Request
 
     from forebay.console._source import Source
+    from forebay.model.problems import Problem
     from forebay.model.schedules import ScheduleStatus
     from forebay.model.stats import StatsSample
 
@@ -51,6 +54,9 @@ Facts = dict[str, Any]
 
 #: Rows of a list.
 _ROWS: Final = 50
+
+#: Holders of an old snapshot or a lock.
+_HOLDERS_MAX: Final = 10
 
 #: Rows of the log that one page of a search reads, about a fifth of a second.
 _BUDGET: Final = 200_000
@@ -60,6 +66,16 @@ _SPANS: Final[dict[str, tuple[Any, timedelta]]] = {
     "day": ("minute", timedelta(days=1)),
     "month": ("hour", timedelta(days=30)),
 }
+
+#: Columns of a list of jobs that a person can choose, beside the number of the job.
+COLUMNS: Final = (
+    "state", "queue", "kind", "arguments", "attempt", "enqueued", "due or ended", "group",
+    "priority", "tag", "correlation id", "ordering key", "limit key", "unique key", "endpoint",
+    "worker", "claimed at", "ended at", "expires at",
+)  # fmt: skip
+
+#: Those of them that a list without a choice shows.
+DEFAULT_COLUMNS: Final = COLUMNS[:7]
 
 #: Numbers of a histogram: one more than bounds.
 _BUCKETS: Final = len(STATS_BOUNDS) + 1
@@ -111,6 +127,36 @@ def _instant(request: Request, name: str) -> datetime | None:
     return None if found is None else instant_of(found, name)
 
 
+#: The page on which the cause of a problem is to be seen, by its code, and its field for the
+#: subject. ``breaker`` is not here: endpoints, limit keys and mirrors have one.
+_SHOWN_ON: Final = {
+    **dict.fromkeys(("A1", "A2", "oldest", "unserved"), ("queue", "queue")),
+    **dict.fromkeys(("A3", "dead-growing"), ("failures", "queue")),
+    **dict.fromkeys(("lost-workers", "unchecked", "workers"), ("workers", "")),
+    **dict.fromkeys(("snapshot", "dead-rows", "maintenance", "reserve"), ("database", "")),
+    "endpoint-full": ("endpoint", "name"),
+    "drift": ("mirrors", ""),
+    "schedule": ("schedule", "name"),
+}
+
+
+def shown_on(problem: Problem, data: Mapping[str, Any]) -> str:
+    """Return the path of the page on which the cause of a problem is to be seen.
+
+    ``data`` are the measurements behind the overview.
+    """
+    if problem.code == "breaker":
+        if any(one["endpoint"] == problem.subject for one in data["endpoints"]):
+            path, field = "endpoint", "name"
+        elif any(one["mirror"] == problem.subject for one in data["mirrors"]):
+            path, field = "mirrors", ""
+        else:
+            path, field = "keys", "queue"
+    else:
+        path, field = _SHOWN_ON.get(problem.code, ("doctor", ""))
+    return f"{path}?{urlencode({field: problem.subject})}" if field and problem.subject else path
+
+
 async def _overview(source: Source, _request: Request) -> Facts:
     found = await source.overview()
     problems = await source.problems()
@@ -124,6 +170,7 @@ async def _overview(source: Source, _request: Request) -> Facts:
         "overview": found,
         "queues": sorted(found.queues, key=lambda one: (-one.ready - one.claimed, one.queue)),
         "data": source.data,
+        "marks": await source.marks(),
         "curves": [
             ("jobs waiting", [one.waiting for one in samples], "number"),
             ("jobs done a second", [one.done for one in samples], "number"),
@@ -144,6 +191,8 @@ async def _queue(source: Source, request: Request) -> Facts:
     series = await source.read(stats.stats_series(step, datetime.now(UTC) - length, None, name))
     counted = await source.read(stats.stats(name))
     limits = await source.read(queues.limits(name))
+    times, curves = _curves(series)
+    happened = await source.happenings(times[0], name) if times else []
     return {
         "section": "Overview",
         "name": name,
@@ -160,7 +209,8 @@ async def _queue(source: Source, request: Request) -> Facts:
         "priorities": _by(counted, "priority"),
         "span": span,
         "spans": list(_SPANS),
-        "curves": _curves(series),
+        "curves": curves,
+        "marks": marks(happened, times),
     }
 
 
@@ -194,15 +244,18 @@ def _p95(counts: Sequence[int], total_ms: int) -> float | None:
     return None if found is None else found / 1000
 
 
-def _curves(series: Sequence[StatsSample]) -> list[tuple[str, list[float | None], str]]:
-    """Return the curves of a queue from its samples: sums over kinds, tags and priorities."""
+def _curves(
+    series: Sequence[StatsSample],
+) -> tuple[list[datetime], list[tuple[str, list[float | None], str]]]:
+    """Return times and curves of a queue from its samples: sums over kinds, tags, priorities."""
     moments: dict[datetime, list[StatsSample]] = defaultdict(list)
     for one in series:
         moments[one.at].append(one)
     at = sorted(moments)
     size = max(1, math.ceil(len(at) / _POINTS_MAX))
     parts = [[s for m in at[n : n + size] for s in moments[m]] for n in range(0, len(at), size)]
-    last = [moments[at[min(n + size, len(at)) - 1]] for n in range(0, len(at), size)]
+    ends = [at[min(n + size, len(at)) - 1] for n in range(0, len(at), size)]
+    last = [moments[end] for end in ends]
 
     def p95(counts: str, total: str) -> list[float | None]:
         return [
@@ -216,7 +269,7 @@ def _curves(series: Sequence[StatsSample]) -> list[tuple[str, list[float | None]
     def sums(name: str) -> list[float | None]:
         return [sum(getattr(s, name) for s in part) for part in parts]
 
-    return [
+    return ends, [
         ("jobs ready", [sum(s.ready for s in part) for part in last], "number"),
         ("enqueued", sums("enqueued"), "number"),
         ("done", sums("done"), "number"),
@@ -235,6 +288,13 @@ async def _jobs(source: Source, request: Request) -> Facts:
     left = {name: value for name, value in given.items() if value is not None}
     state = _text(request, "state")
     contains = _text(request, "contains")
+    chosen = request.query_params.getlist("column")
+    if unknown := set(chosen) - set(COLUMNS):
+        raise ConfigError(
+            "column",
+            f"is {min(unknown)!r}, which is no column",
+            hint=f"Columns are {', '.join(COLUMNS)}.",
+        )
     found = await source.read(
         archive.search(
             which=JobFilter(**left) if left else None,
@@ -251,6 +311,8 @@ async def _jobs(source: Source, request: Request) -> Facts:
         "names": names,
         "states": [str(one) for one in JobState],
         "is_filtered": bool(left or state or contains),
+        "columns": COLUMNS,
+        "chosen": [one for one in COLUMNS if one in chosen],
     }
 
 
@@ -273,11 +335,38 @@ async def _job(source: Source, request: Request) -> Facts:
 async def _failures(source: Source, request: Request) -> Facts:
     queue, kind, endpoint = (_text(request, name) for name in ("queue", "kind", "endpoint"))
     groups = await source.read(dead.dead_groups(queue, kind, None, endpoint))
+    end = datetime.now(UTC).replace(second=0, microsecond=0)
+    series = await source.minutes(end - timedelta(minutes=59), queue)
+    courses = None if series is None else _courses(series, end)
     return {
         "section": "Failures",
         "groups": groups,
         "total": sum(one.jobs for one in groups),
+        "courses": courses and [one for one in courses if kind in (None, one[1])],
+        "rows": _ROWS,
     }
+
+
+def _courses(series: Iterable[StatsSample], end: datetime) -> list[tuple[str, str, list[int], int]]:
+    """Return queue, kind, failed attempts of each minute, and deaths; most failures first.
+
+    A death is a failed attempt too, the last one.
+
+    Args:
+        series: samples of minutes, at most an hour older than ``end``.
+        end: the beginning of the present minute.
+    """
+    minutes: dict[tuple[str, str], list[int]] = {}
+    deaths: dict[tuple[str, str], int] = defaultdict(int)
+    for one in series:
+        if one.failed or one.dead:
+            # A sample is at the end of its minute, that of the present minute is now.
+            place = 59 + math.ceil((one.at - end).total_seconds() / 60)
+            failed = minutes.setdefault((one.queue, one.kind), [0] * 61)
+            failed[min(60, max(0, place))] += one.failed + one.dead
+            deaths[one.queue, one.kind] += one.dead
+    found = [(*name, failed, deaths[name]) for name, failed in minutes.items()]
+    return sorted(found, key=lambda one: (-sum(one[2]), one[:2]))
 
 
 async def _cause(source: Source, request: Request) -> Facts:
@@ -415,15 +504,17 @@ async def _endpoint(source: Source, request: Request) -> Facts:
 
 async def _mirrors(source: Source, _request: Request) -> Facts:
     await source.overview()
-    names = sorted({one["name"] for one in source.data["mirrors"]})
+    names = sorted({one["mirror"] for one in source.data["mirrors"]})
     audits = {name: await source.read(mirrors.mirror_audits(name, 5)) for name in names[:20]}
     return {"section": "Mirrors", "mirrors": source.data["mirrors"], "audits": audits}
 
 
 async def _database(source: Source, _request: Request) -> Facts:
     await source.overview()
+    found = await source.read(holders())
     return {
         "section": "Database",
+        "holders": sorted(found, key=lambda one: (-one.age, -(one.seconds or 0)))[:_HOLDERS_MAX],
         "database": source.data["database"],
         "space": source.data["space"],
         "settings": await source.read(queues.settings()),

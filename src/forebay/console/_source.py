@@ -6,20 +6,24 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from forebay.client.reader import Reader, ReadTooSlow
 from forebay.console._acts import Actor, Runs
 from forebay.doctor.status import current_problems
 from forebay.errors import ForebayError
-from forebay.model.problems import Problem
+from forebay.ops import events, stats, workers
 from forebay.watch import operations
 from forebay.watch.backlogs import count_each_backlog
+from forebay.watch.marks import Happening, Mark, happenings, marks
 from forebay.watch.top import Reads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from forebay.model.problems import Problem
+    from forebay.model.stats import StatsSample
     from forebay.ops.operation import Operation
     from forebay.watch.screen import Overview
 
@@ -31,8 +35,14 @@ SAMPLE_SECONDS: Final = 2.0
 #: The problems are those of ``forebay status``, which looks at more than a sample does.
 PROBLEMS_SECONDS: Final = 5.0
 
+#: After this time the console tries again what took too long.
+TOO_SLOW_SECONDS: Final = 60.0
+
 #: Samples that the curves show: ten minutes.
 _SAMPLES: Final = 300
+
+#: Most events, and most ended workers, that become marks: the newest.
+_EVENTS_MAX: Final = 200
 
 #: Most keys that are read.
 _KEYS_MAX: Final = 50
@@ -56,16 +66,21 @@ class Sample(NamedTuple):
     snapshot_seconds: float
 
 
-class Problems(NamedTuple):
-    """What ``forebay status`` says, and when it was asked.
+class _Kept(Generic[T]):
+    """What all viewers see, read again when it is some seconds old."""
 
-    Attributes:
-        found: the problems, the worst first.
-        read_at: by the monotonic clock of this process.
-    """
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._found: tuple[T] | None = None
+        self._until = 0.0
 
-    found: Sequence[Problem]
-    read_at: float
+    async def get(self, read: Callable[[], Awaitable[tuple[T, float]]]) -> T:
+        """Return it; ``read`` reads it, and says for how many seconds it is kept."""
+        async with self._lock:
+            if self._found is None or time.monotonic() >= self._until:
+                found, seconds = await read()
+                self._found, self._until = (found,), time.monotonic() + seconds
+            return self._found[0]
 
 
 class Source:
@@ -85,9 +100,10 @@ class Source:
         self._overview: Overview | None = None
         self._data: dict[str, Any] = {}
         self._read_at = 0.0
-        self._problems: Problems | None = None
         self._sample_lock = asyncio.Lock()
-        self._problems_lock = asyncio.Lock()
+        self._problems: _Kept[Sequence[Problem]] = _Kept()
+        self._happened: _Kept[Sequence[Happening]] = _Kept()
+        self._minutes: _Kept[Sequence[StatsSample] | None] = _Kept()
         self._counting: asyncio.Task[None] | None = None
         self._viewers: set[asyncio.Event] = set()
         self._sampling: asyncio.Task[None] | None = None
@@ -135,12 +151,46 @@ class Source:
 
     async def problems(self) -> Sequence[Problem]:
         """Return what is wrong now, as ``forebay status`` lists it, at most some seconds old."""
-        async with self._problems_lock:
-            last = self._problems
-            if last is None or time.monotonic() - last.read_at >= PROBLEMS_SECONDS:
-                found = await current_problems(self._reader.address, count=False)
-                last = self._problems = Problems(found, time.monotonic())
-            return last.found
+
+        async def read() -> tuple[Sequence[Problem], float]:
+            return await current_problems(self._reader.address, count=False), PROBLEMS_SECONDS
+
+        return await self._problems.get(read)
+
+    async def marks(self) -> Sequence[Mark]:
+        """Return the marks of the curves of samples, at most some seconds old."""
+        times = [datetime.fromtimestamp(one.at, UTC) for one in self.samples]
+        if len(times) < 2:
+            return []
+
+        async def read() -> tuple[Sequence[Happening], float]:
+            return await self.happenings(times[0], None), PROBLEMS_SECONDS
+
+        return marks(await self._happened.get(read), times)
+
+    async def minutes(self, since: datetime, queue: str | None) -> Sequence[StatsSample] | None:
+        """Return the counters by minute since a time; None if there are too many to read."""
+
+        async def read() -> tuple[Sequence[StatsSample] | None, float]:
+            try:
+                found = await self.read(stats.stats_series("minute", since, None, queue))
+            except ReadTooSlow:  # of very many queues and kinds
+                return None, TOO_SLOW_SECONDS
+            return found, PROBLEMS_SECONDS
+
+        return (await read())[0] if queue else await self._minutes.get(read)
+
+    async def happenings(self, since: datetime, queue: str | None) -> list[Happening]:
+        """Return what happened since a time, for all queues or for one; of much, the newest."""
+        # The version before a deploy is that of a worker that may have ended before.
+        before = since - timedelta(days=1)
+        try:
+            acts = await self.read(events.events(queue=queue, since=since, limit=_EVENTS_MAX))
+            alive = await self.read(workers.workers(0))
+            ended = await self.read(workers.ended_workers(before, _EVENTS_MAX))
+        except ReadTooSlow:  # the curves are worth more than their marks
+            return []
+        return happenings(acts, alive, ended, queue)
 
     async def changes(self) -> AsyncIterator[None]:
         """Yield after each sample, and keep the sampler going meanwhile."""

@@ -31,7 +31,7 @@ from forebay._actor import acting_as
 from forebay._dataclass import dataclass
 from forebay.client.reader import ReadRefused, ReadTooSlow, refusal
 from forebay.console._acts import ACTS, FILTER, LIMITS, PERMISSIONS, Act, Done, Run
-from forebay.console._pages import PAGES, Page
+from forebay.console._pages import DEFAULT_COLUMNS, PAGES, Page, shown_on
 from forebay.console._source import Source
 from forebay.console._text import FILTERS, FUNCTIONS
 from forebay.errors import (
@@ -117,7 +117,9 @@ class _Visit(NamedTuple):
 
     def here(self, **query: Any) -> str:
         """Return the present address with other values in its query."""
-        return self.request.url.path + _query(dict(self.request.query_params) | query)
+        given = self.request.query_params
+        now = {name: given.getlist(name) for name in given}
+        return self.request.url.path + _query({**now, **query})
 
 
 #: What a page says of an error, and its status.
@@ -466,6 +468,8 @@ class Console:
             acts=ACTS,
             filter_names=FILTER,
             limit_names=LIMITS,
+            default_columns=DEFAULT_COLUMNS,
+            shown_on=shown_on,
             pages=[page for page in PAGES if page.title],
         )
         return HTMLResponse(text, status)
@@ -502,7 +506,7 @@ def _own_path(path: str, root: str) -> str:
 
 def _query(values: Mapping[str, Any]) -> str:
     left = {name: value for name, value in values.items() if value not in (None, "")}
-    return f"?{urlencode(left)}" if left else ""
+    return f"?{urlencode(left, doseq=True)}" if left else ""
 
 
 @functools.cache
