@@ -69,6 +69,9 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _FORM_BYTES_MAX: Final = 100_000
 
+#: Most pages that are kept for all viewers until the numbers change.
+_SHARED_MAX: Final = 20
+
 #: Most browsers that learn of changes at once; further ones show what they loaded.
 _VIEWERS_MAX: Final = 200
 
@@ -194,6 +197,8 @@ class Console:
         self._authorize = authorize
         self._acts = acts
         self._viewers = 0
+        #: By address, a page that is the same for all viewers, and of which numbers it is.
+        self._shared: dict[tuple[str, str], tuple[int, Response]] = {}
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -305,7 +310,23 @@ class Console:
                 return RedirectResponse(visit.link(found), 303)
             return self._page(visit, page.template, found, 404 if found.get("is_missing") else 200)
 
-        return answer
+        async def answer_all(request: Request) -> Response:
+            visit = await self._visit(request)
+            address = (visit.root + request.url.path, request.url.query)
+            try:
+                await visit.source.overview()
+                await visit.source.problems()
+            except Exception as error:
+                return self._failed(visit, error)
+            version = visit.source.version
+            known = self._shared.get(address)
+            if known is None or known[0] != version:
+                if len(self._shared) >= _SHARED_MAX:
+                    self._shared.clear()
+                known = self._shared[address] = (version, await answer(request))
+            return known[1]
+
+        return answer_all if page.is_shared else answer
 
     async def _visit(self, request: Request) -> _Visit:
         return _Visit(request, self._source(request), await self._user(request))
@@ -353,11 +374,14 @@ class Console:
                 run = Run(act, int(total) if total.isascii() and total.isdigit() else None)
                 doing = act.do(visit.source.client, form, token, run.progress)
                 number = visit.source.runs.begin(run, doing)
+                visit.source.forget()
                 return RedirectResponse(visit.link("run", number=number), 303)
             try:
                 result = await act.do(visit.source.client, form, token, lambda _: None)
             except Exception as error:
                 return self._failed(visit, error)
+            finally:
+                visit.source.forget()
         facts = {
             "section": "",
             "act": act,
