@@ -111,7 +111,7 @@ class Part(NamedTuple):
     name: str
 
 
-def _part(request: Request, rows: Sequence[Any], name: str = "from", most: int = 50) -> Part:
+def _part(request: Request, rows: list[Any], name: str = "from", most: int = 50) -> Part:
     """Return the part of a list that the address names; the last one if it names none there is."""
     first = min(_whole(request, name) or 0, max(0, len(rows) - 1))
     return Part(rows[first : first + most], first, len(rows), name)

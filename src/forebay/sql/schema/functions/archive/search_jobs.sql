@@ -13,7 +13,7 @@
 --   most        1 to 1000 jobs
 --   before      only jobs whose first row has a lower number
 --   budget      1000 to 10,000,000 rows
---   states      1 to 10,000 jobs whose state is asked for, which takes about a millisecond for each
+--   states      1 to 10,000 jobs whose state is looked up, about a millisecond for each
 --
 -- Columns:
 --   job_ids    newest first
