@@ -91,6 +91,16 @@ def test_a_queue_is_paused_and_the_pause_undone_by_one_click(conn, browse):
     assert all(actor.endswith("(console)") for _, actor in found)
 
 
+def test_the_page_after_an_act_shows_what_it_did(conn, browse):
+    """
+    The numbers of a page may be some seconds old, but not older than an act of a person.
+    """
+    enqueue(conn, queue="slow")
+    assert 'value="queues.pause"' in browse.get("/main/queue?queue=slow").text
+    act(browse, act="queues.pause", queue="slow")
+    assert 'value="queues.resume"' in browse.get("/main/queue?queue=slow").text
+
+
 def test_all_that_match_are_cancelled_as_the_preview_said(conn, browse):
     """
     The count of the preview is what is done. A job that came later is not in its token.

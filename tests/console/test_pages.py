@@ -1,7 +1,9 @@
 """The pages of the console: what each answers, and what no page lets happen."""
 
+import asyncio
 import html
 import json
+import math
 import re
 from contextlib import asynccontextmanager
 from urllib.parse import quote
@@ -13,7 +15,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from forebay.client.reader import Reader, ReadTooSlow
-from forebay.console import User, asgi
+from forebay.console import Console, User, asgi
 from forebay.console._pages import COLUMNS, PAGES, shown_on
 from forebay.console._source import Sample, Source
 from forebay.errors import ConfigError, DatabaseUnavailable
@@ -346,6 +348,138 @@ async def test_sessions_close_after_the_last_read(database, conn, monkeypatch):
     await wait_for_async(lambda: one(conn, sessions) == 0)
     await reader.run(Operation("select 1", nothing))
     await reader.close()
+
+
+MANY = """
+select forebay.enqueue_many(jsonb_agg(jsonb_build_object('kind', 'work', 'queue', 'q' || i)))
+from generate_series(1, 120) i
+"""
+
+
+def rows_of(answer, part: str) -> int:
+    """How many rows a part of a page has."""
+    (found,) = re.findall(rf'(?s)id="{part}".*?</table>', answer.text)
+    return found.count("<tr>") - 1
+
+
+def test_a_list_of_very_many_is_shown_in_parts(conn, browse):
+    """
+    A page of 1,000 queues is no larger than one of 50, says how many there are, and leads to the
+    rest; each is shown once, and an address behind the last one shows the last.
+    """
+    conn.execute(MANY)
+    page = browse.get("/main/")
+    assert rows_of(page, "queues") == 50
+    assert "1 to 50 of 120" in text_of(page)
+    seen = set(re.findall(r"queue=(q\d+)", page.text))
+    while "Continue" in text_of(page).partition("of 120")[2]:
+        link = re.findall(r'href="([^"]*)" rel="next"', page.text)[-1]
+        page = browse.get(html.unescape(link))
+        seen |= set(re.findall(r"queue=(q\d+)", page.text))
+    assert seen == {f"q{number}" for number in range(1, 121)}
+    assert "120 to 120 of 120" in text_of(browse.get("/main/?queue=9999"))
+    assert browse.get("/main/?queue=-1").status_code == 400
+    assert text_of(browse.get("/main/doctor")).count(" not served") < 120
+
+
+def test_very_many_problems_are_counted_and_shown_in_parts(browse, monkeypatch):
+    """
+    A thousand queues without a worker are a thousand problems: ten are shown, the worst first.
+    """
+
+    async def found(*_, **__):
+        return [
+            Problem(name=f"p{n}", severity="warning", cause="x", command="", hint="x", code="x")
+            for n in range(25)
+        ]
+
+    monkeypatch.setattr("forebay.console._source.current_problems", found)
+    page = browse.get("/main/")
+    assert "25 problems" in text_of(page)
+    assert page.text.count('<li class="problem ') == 10
+    assert "p9" in text_of(page)
+    last = browse.get("/main/?problem=20")
+    assert "21 to 25 of 25" in text_of(last)
+    assert "p24" in text_of(last)
+
+
+def test_a_search_by_state_says_how_far_it_looked_and_goes_on(conn, browse):
+    """
+    The states of 100 jobs are asked for on a page: a page may find nothing and lead to a match.
+    """
+    conn.execute("select forebay.enqueue('first', '{}', 'other', delay => '1 hour')")
+    enqueue(conn, kind="first", queue="mail")
+    job = one(conn, "select max(job_id) from forebay.jobs('mail')")
+    conn.execute("select forebay.cancel(%s)", [job])
+    for _ in range(3):
+        conn.execute(MANY)
+    found, path, pages = "", "/main/jobs?state=cancelled&queue=", 0
+    while f">{job}</a>" not in found:
+        page = browse.get(path)
+        found, pages = page.text, pages + 1
+        assert "the states of at most 100 jobs" in text_of(page) or pages == 4
+        path = html.unescape((re.findall(r'href="([^"]*)" rel="next"', found) or [path])[0])
+    assert pages == 4
+
+
+@pytest.mark.anyio
+async def test_a_page_does_not_wait_for_numbers_that_are_only_due(database, monkeypatch):
+    """
+    With very many queues a sample takes a second. A page shows the last one, and the next page a
+    newer one. After an act of a person, and when it is too old, the page waits.
+    """
+    source = Source("main", database)
+    first = await source.overview()
+    problems = await source.problems()
+    whole, release = source._read_measurements, asyncio.Event()
+
+    async def slow():
+        await release.wait()
+        return await whole()
+
+    monkeypatch.setattr(source, "_read_measurements", slow)
+    monkeypatch.setattr("forebay.console._source._SHARE", math.inf)
+    monkeypatch.setattr("forebay.console._source.SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.console._source.PROBLEMS_SECONDS", 0.0)
+    assert await source.overview() is first
+    assert await source.problems() is problems
+    release.set()
+    await wait_for_async(lambda: source._overview is not first)
+    second = await source.overview()
+    source.forget()
+    assert await source.overview() not in (first, second)
+    monkeypatch.setattr("forebay.console._source.OLD_SECONDS", 0.0)
+    last = source._overview
+    assert await source.overview() is not last
+    await source.close()
+
+
+def test_samples_that_take_long_are_rarer(database):
+    """
+    The sampler takes at most a fifth of the time, however many queues there are.
+    """
+    source = Source("main", database)
+    assert source._period == 2
+    source._took_seconds = 3.0
+    assert source._period == 15
+
+
+def test_all_viewers_get_one_page_of_a_sample(browse, monkeypatch):
+    """
+    The overview is made once for each sample, and not once for each viewer.
+    """
+    monkeypatch.setattr("forebay.console._source.SAMPLE_SECONDS", 60.0)
+    monkeypatch.setattr("forebay.console._source.PROBLEMS_SECONDS", 60.0)
+    monkeypatch.setattr("forebay.console._source.OLD_SECONDS", 60.0)
+    made = []
+    whole = Console._page
+    monkeypatch.setattr(
+        Console, "_page", lambda self, *given: (made.append(given[1]), whole(self, *given))[1]
+    )
+    pages = {browse.get("/main/").text for _ in range(5)}
+    assert (len(pages), made) == (1, ["overview.html"])
+    assert browse.get("/main/?queue=1").status_code == 200
+    assert made == ["overview.html"] * 2
 
 
 @pytest.mark.anyio

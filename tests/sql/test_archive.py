@@ -275,6 +275,9 @@ def test_a_search_by_state(conn, database):
         assert search(conn, only_state="done") == [5, 4, 3]
         assert search(conn, only_state="claimed") == [6]
         assert search(conn, only_state="ready", most=1) == [9, 8, 7]
+        assert search(conn, only_state="dead", states=1) == [2, 1]
+        looked = "select job_ids, next from forebay.search_jobs(only_state => 'dead', states => 2)"
+        assert conn.execute(looked).fetchone() == ([], 8)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +288,9 @@ def test_a_search_by_state(conn, database):
         "'{\"all\": true}', null, ''",
         "'{\"all\": true}', most => 0",
         "'{\"all\": true}', budget => 1",
+        "'{\"all\": true}', states => 0",
+        "'{\"all\": true}', states => 10001",
+        "'{\"all\": true}', states => null",
         '\'{"state": "ready"}\'',
     ],
 )

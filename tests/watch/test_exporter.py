@@ -339,6 +339,6 @@ def test_a_scrape_does_not_scan_what_waits(database, conn):
 
 @pytest.mark.usual("reads pages as the owner")
 def test_without_its_bound_it_would(database, conn):
-    break_function(database, "_oldest_unread", ("' limit 100) u'", "') u'"))
+    break_function(database, "_oldest_unread", ("' limit 100) u) u'", "') u) u'"))
     with violation():
         grows_with_jobs(conn)

@@ -93,3 +93,42 @@ def test_the_oldest_of_all_sorts_counts(database, conn):
     shift_clock(conn, 600)
     enqueue(conn, queue="mail")
     assert oldest(conn) == pytest.approx(600, abs=30)
+
+
+def test_each_queue_and_group_has_its_own_oldest_job(database, conn):
+    """
+    One query looks for all of them: in queues with and without a group, and with a job less in
+    one of two groups.
+    """
+    for hours, queue in enumerate(("unserved", "shared", "shared", "mail"), start=1):
+        enqueue(conn, queue=queue)
+        shift_clock(conn, 3600 * hours)
+    with Reader(database, "shared") as first, Reader(database, "mail"):
+        conn.execute("select forebay.open_group('shared', 'audit', 'beginning')")
+        assert len(first.claim(1).jobs) == 1
+    rows = one(conn, "select forebay.measurements() -> 'queues'")
+    at = one(conn, "select extract(epoch from forebay._now())::double precision")
+    ages = {
+        (each["queue"], each["group"]): round((at - each["oldest_ready_at"]) / 3600)
+        for each in rows
+        if each["oldest_ready_at"]
+    }
+    assert ages == {
+        ("unserved", "default"): 4, ("shared", "default"): 2, ("shared", "audit"): 3,
+        ("mail", "default"): 1,
+    }  # fmt: skip
+
+
+def test_the_counters_of_a_kind_are_the_sums_of_its_cells(database, conn):
+    """
+    Also of a kind with several tags, beside one with a single cell, which is not added up.
+    """
+    for kind, tag in (("many", "a"), ("many", "b"), ("many", None), ("one", None), ("one", None)):
+        enqueue(conn, kind=kind, tag=tag, queue="mail")
+    with Reader(database, "mail") as reader:
+        reader.claim_all()
+    conn.execute("select forebay.fold_v1(p_is_forced => true)")
+    cells = one(conn, "select forebay.measurements() -> 'counters' -> 'cells'")
+    assert {each["kind"]: each["enqueued"] for each in cells} == {"many": 3, "one": 2}
+    assert [each["kind"] for each in cells] == ["many", "one"]
+    assert {sum(each["waits"]) for each in cells} == {2, 3}

@@ -45,6 +45,7 @@ SCENARIOS: Final = {
     "archive": "claims and enqueues by the number of old segments",
     "history": "searches among ended jobs, and their replay",
     "stats": "the counters beside ten million jobs, and what counting costs",
+    "console": "each page of the console beside very many jobs, and 50 viewers",
     "fleet": "1 to 64 worker processes on one queue",
     "simulated": "16 to 500 simulated workers on one queue: how much of their slots' time is used",
 }

@@ -122,6 +122,7 @@ def console(
         log_level="warning",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=60,
         timeout_graceful_shutdown=1,
     )
 

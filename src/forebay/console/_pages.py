@@ -58,8 +58,17 @@ _ROWS: Final = 50
 #: Holders of an old snapshot or a lock.
 _HOLDERS_MAX: Final = 10
 
-#: Rows of the log that one page of a search reads, about a fifth of a second.
-_BUDGET: Final = 200_000
+#: Problems that the overview shows at once.
+_PROBLEMS: Final = 10
+
+#: Mirrors that a page shows at once, each with a read of its audits.
+_MIRRORS: Final = 10
+
+#: Rows of the log that one page of a search reads: some hundredths of a second.
+_BUDGET: Final = 50_000
+
+#: Jobs whose state one page of a search asks for: as long.
+_STATES: Final = 100
 
 _SPANS: Final[dict[str, tuple[Any, timedelta]]] = {
     "hour": ("minute", timedelta(hours=1)),
@@ -93,6 +102,7 @@ class Page(NamedTuple):
         key: the letter that follows ``g`` on the keyboard; empty for none.
         template: its file.
         read: reads the facts of the template, or returns the path of another page.
+        is_shared: it shows only what the sampler has read, so each person gets one of a sample.
     """
 
     path: str
@@ -100,6 +110,29 @@ class Page(NamedTuple):
     key: str
     template: str
     read: Callable[[Source, Request], Awaitable[Facts | str]]
+    is_shared: bool = False
+
+
+class Part(NamedTuple):
+    """A part of a list of which everything is known.
+
+    Attributes:
+        rows: those that the page shows.
+        first: how many are before them.
+        total: how many there are.
+        name: the part of the address that says where a page begins.
+    """
+
+    rows: Sequence[Any]
+    first: int
+    total: int
+    name: str
+
+
+def _part(request: Request, rows: list[Any], name: str = "from", most: int = 50) -> Part:
+    """Return the part of a list that the address names; the last one if it names none there is."""
+    first = min(_whole(request, name) or 0, max(0, len(rows) - 1))
+    return Part(rows[first : first + most], first, len(rows), name)
 
 
 def _text(request: Request, name: str) -> str | None:
@@ -157,18 +190,23 @@ def shown_on(problem: Problem, data: Mapping[str, Any]) -> str:
     return f"{path}?{urlencode({field: problem.subject})}" if field and problem.subject else path
 
 
-async def _overview(source: Source, _request: Request) -> Facts:
+async def _overview(source: Source, request: Request) -> Facts:
     found = await source.overview()
     problems = await source.problems()
     now = [one for one in problems if one.state == "holds"]
     samples = list(source.samples)
     return {
         "section": "Overview",
-        "problems": now,
+        "age": source.age_seconds,
+        "problems": _part(request, now, "problem", _PROBLEMS),
         "others": [one for one in problems if one.state != "holds"],
         "errors": sum(one.severity == "error" for one in now),
         "overview": found,
-        "queues": sorted(found.queues, key=lambda one: (-one.ready - one.claimed, one.queue)),
+        "queues": _part(
+            request,
+            sorted(found.queues, key=lambda one: (-one.ready - one.claimed, one.queue)),
+            "queue",
+        ),
         "data": source.data,
         "marks": await source.marks(),
         "curves": [
@@ -197,6 +235,7 @@ async def _queue(source: Source, request: Request) -> Facts:
         "section": "Overview",
         "name": name,
         "is_missing": not loads and not counted,
+        "age": source.age_seconds,
         "loads": loads,
         "problems": [
             one for one in await source.problems() if one.subject == name and one.state == "holds"
@@ -303,6 +342,7 @@ async def _jobs(source: Source, request: Request) -> Facts:
             limit=_ROWS,
             before=_whole(request, "before"),
             budget=_BUDGET,
+            states=_STATES,
         )
     )
     return {
@@ -310,6 +350,7 @@ async def _jobs(source: Source, request: Request) -> Facts:
         "found": found,
         "names": names,
         "states": [str(one) for one in JobState],
+        "asked": _STATES if state else None,
         "is_filtered": bool(left or state or contains),
         "columns": COLUMNS,
         "chosen": [one for one in COLUMNS if one in chosen],
@@ -340,7 +381,7 @@ async def _failures(source: Source, request: Request) -> Facts:
     courses = None if series is None else _courses(series, end)
     return {
         "section": "Failures",
-        "groups": groups,
+        "groups": _part(request, groups),
         "total": sum(one.jobs for one in groups),
         "courses": courses and [one for one in courses if kind in (None, one[1])],
         "rows": _ROWS,
@@ -387,11 +428,11 @@ async def _cause(source: Source, request: Request) -> Facts:
     }
 
 
-async def _workers(source: Source, _request: Request) -> Facts:
+async def _workers(source: Source, request: Request) -> Facts:
     since = datetime.now(UTC) - timedelta(days=1)
     return {
         "section": "Workers",
-        "workers": await source.read(workers.workers(5)),
+        "workers": _part(request, await source.read(workers.workers(5))),
         "ended": await source.read(workers.ended_workers(since, 100)),
     }
 
@@ -403,16 +444,16 @@ async def _keys(source: Source, request: Request) -> Facts:
     return {
         "section": "Keys",
         "keys": [(one, key_answer(one, now)) for one in found],
-        "limits": await source.read(queues.limits(queue)),
+        "limits": _part(request, await source.read(queues.limits(queue))),
     }
 
 
-async def _schedules(source: Source, _request: Request) -> Facts:
-    found = await source.read(schedules.schedules(None))
+async def _schedules(source: Source, request: Request) -> Facts:
+    found = _part(request, await source.read(schedules.schedules(None)), "schedule")
     return {
         "section": "Schedules",
-        "schedules": [(one, _next_of(one, 1)) for one in found],
-        "counts": await source.read(subjects.subject_counts(None)),
+        "schedules": found._replace(rows=[(one, _next_of(one, 1)) for one in found.rows]),
+        "counts": _part(request, await source.read(subjects.subject_counts(None)), "subject"),
     }
 
 
@@ -468,11 +509,11 @@ async def _subject(source: Source, request: Request) -> Facts:
     }
 
 
-async def _endpoints(source: Source, _request: Request) -> Facts:
+async def _endpoints(source: Source, request: Request) -> Facts:
     return {
         "section": "Endpoints",
-        "endpoints": await source.read(endpoints.endpoints()),
-        "types": await source.read(publishing.event_types()),
+        "endpoints": _part(request, await source.read(endpoints.endpoints()), "endpoint"),
+        "types": _part(request, await source.read(publishing.event_types()), "type"),
     }
 
 
@@ -502,11 +543,17 @@ async def _endpoint(source: Source, request: Request) -> Facts:
     }
 
 
-async def _mirrors(source: Source, _request: Request) -> Facts:
+async def _mirrors(source: Source, request: Request) -> Facts:
     await source.overview()
-    names = sorted({one["mirror"] for one in source.data["mirrors"]})
-    audits = {name: await source.read(mirrors.mirror_audits(name, 5)) for name in names[:20]}
-    return {"section": "Mirrors", "mirrors": source.data["mirrors"], "audits": audits}
+    shown = _part(request, source.data["mirrors"], most=_MIRRORS)
+    names = sorted({one["mirror"] for one in shown.rows})
+    audits = {name: await source.read(mirrors.mirror_audits(name, 5)) for name in names}
+    return {
+        "section": "Mirrors",
+        "age": source.age_seconds,
+        "mirrors": shown,
+        "audits": audits,
+    }
 
 
 async def _database(source: Source, _request: Request) -> Facts:
@@ -515,14 +562,17 @@ async def _database(source: Source, _request: Request) -> Facts:
     return {
         "section": "Database",
         "holders": sorted(found, key=lambda one: (-one.age, -(one.seconds or 0)))[:_HOLDERS_MAX],
+        "age": source.age_seconds,
         "database": source.data["database"],
         "space": source.data["space"],
         "settings": await source.read(queues.settings()),
     }
 
 
-async def _doctor(source: Source, _request: Request) -> Facts:
-    return {"section": "Database", "findings": without_workers(await examine(source.address))}
+async def _doctor(source: Source, request: Request) -> Facts:
+    found = without_workers(await examine(source.address))
+    found.sort(key=lambda one: one.level.rank)
+    return {"section": "Database", "findings": _part(request, found)}
 
 
 async def _events(source: Source, request: Request) -> Facts:
@@ -545,7 +595,7 @@ async def _find(_source: Source, request: Request) -> str:
 
 #: Every page, in the order of the navigation.
 PAGES: Final = (
-    Page("/", "Overview", "o", "overview.html", _overview),
+    Page("/", "Overview", "o", "overview.html", _overview, is_shared=True),
     Page("/jobs", "Jobs", "j", "jobs.html", _jobs),
     Page("/failures", "Failures", "f", "failures.html", _failures),
     Page("/workers", "Workers", "w", "workers.html", _workers),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from datetime import UTC, datetime, timedelta
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Time between two samples while a browser is open.
+#: Time between two samples while a browser is open, at least.
 SAMPLE_SECONDS: Final = 2.0
 
 #: The problems are those of ``forebay status``, which looks at more than a sample does.
@@ -37,6 +38,14 @@ PROBLEMS_SECONDS: Final = 5.0
 
 #: After this time the console tries again what took too long.
 TOO_SLOW_SECONDS: Final = 60.0
+#: A page shows what is this old, in seconds, while newer numbers are read beside it.
+OLD_SECONDS: Final = 10.0
+
+#: A sample ends after this time, in seconds: it is one for all viewers.
+_SAMPLE_LIMIT: Final = 5.0
+
+#: Samples take at most this part of the time, so that those of very many queues are rarer.
+_SHARE: Final = 0.2
 
 #: Samples that the curves show: ten minutes.
 _SAMPLES: Final = 300
@@ -83,6 +92,18 @@ class _Kept(Generic[T]):
             return self._found[0]
 
 
+class Problems(NamedTuple):
+    """What ``forebay status`` says, and when it was asked.
+
+    Attributes:
+        found: the problems, the worst first.
+        began_at: when they were asked for, by the monotonic clock of this process.
+    """
+
+    found: Sequence[Problem]
+    began_at: float
+
+
 class Source:
     """One database.
 
@@ -96,12 +117,25 @@ class Source:
         self.name = name
         self._acts_dsn = acts_dsn
         self._reader = Reader(dsn, name="forebay console")
+        self._sampler = Reader(
+            lambda: self._reader.address, name="forebay console", sessions=1, seconds=_SAMPLE_LIMIT
+        )
         self._reads = Reads()
         self._overview: Overview | None = None
         self._data: dict[str, Any] = {}
         self._read_at = 0.0
+        self._problems: Problems | None = None
+        #: When a person changed something; a sample that began before may not show it.
+        self._changed_at = -math.inf
+        self._began_at = -math.inf
+        #: How long the last sample took.
+        self._took_seconds = 0.0
+        #: Renewals under way: of the sample and of the problems.
+        self._renewing: dict[str, asyncio.Task[Any]] = {}
+        #: Grows with each change of what all viewers see.
+        self.version = 0
         self._sample_lock = asyncio.Lock()
-        self._problems: _Kept[Sequence[Problem]] = _Kept()
+        self._problems_lock = asyncio.Lock()
         self._happened: _Kept[Sequence[Happening]] = _Kept()
         self._minutes: _Kept[Sequence[StatsSample] | None] = _Kept()
         self._counting: asyncio.Task[None] | None = None
@@ -133,29 +167,68 @@ class Source:
         return time.monotonic() - self._read_at
 
     @property
+    def _period(self) -> float:
+        """Time between two samples: the longer one takes, the longer."""
+        return max(SAMPLE_SECONDS, self._took_seconds / _SHARE)
+
+    @property
     def data(self) -> dict[str, Any]:
         """The measurements behind the overview."""
         return self._data
 
     async def overview(self) -> Overview:
-        """Return the overview, at most some seconds old.
+        """Return the overview, at most ``OLD_SECONDS`` old, or as old as the next sample may be.
+
+        One that is due is renewed beside the page.
 
         Raises:
             DatabaseUnavailable: there is none so young, and the database cannot be reached.
         """
+        age = self._age_of(self._began_at)
+        if self._overview is None or age >= max(OLD_SECONDS, self._period):
+            return await self._sampled()
+        if age >= self._period:
+            self._renew("sample", self._sampled)
+        return self._overview
+
+    async def problems(self) -> Sequence[Problem]:
+        """Return what is wrong now, as ``forebay status`` lists it, with the age of the overview.
+
+        Raises:
+            DatabaseUnavailable: there are none so young, and the database cannot be reached.
+        """
+        last = self._problems
+        age = math.inf if last is None else self._age_of(last.began_at)
+        if last is None or age >= max(OLD_SECONDS, self._period):
+            return await self._judged()
+        if age >= max(PROBLEMS_SECONDS, self._period):
+            self._renew("problems", self._judged)
+        return last.found
+
+    def forget(self) -> None:
+        """Read again for the next page, since a person has changed something."""
+        self._changed_at = time.monotonic()
+
+    def _age_of(self, began_at: float) -> float:
+        """Return the age of a read; infinite if a person has acted since."""
+        return time.monotonic() - began_at if began_at > self._changed_at else math.inf
+
+    def _renew(self, name: str, read: Callable[[], Awaitable[Any]]) -> None:
+        """Read beside the pages, once at a time; what fails is seen by the next page."""
+
+        async def renewed() -> None:
+            with contextlib.suppress(Exception):
+                await read()
+
+        if name not in self._renewing or self._renewing[name].done():
+            self._renewing[name] = asyncio.create_task(renewed())
+
+    async def _sampled(self) -> Overview:
         async with self._sample_lock:
-            if self._overview is None or self.age_seconds >= SAMPLE_SECONDS:
+            if self._overview is None or self._age_of(self._began_at) >= self._period:
                 await self._sample()
             assert self._overview is not None
             return self._overview
-
-    async def problems(self) -> Sequence[Problem]:
-        """Return what is wrong now, as ``forebay status`` lists it, at most some seconds old."""
-
-        async def read() -> tuple[Sequence[Problem], float]:
-            return await current_problems(self._reader.address, count=False), PROBLEMS_SECONDS
-
-        return await self._problems.get(read)
 
     async def marks(self) -> Sequence[Mark]:
         """Return the marks of the curves of samples, at most some seconds old."""
@@ -192,6 +265,19 @@ class Source:
             return []
         return happenings(acts, alive, ended, queue)
 
+    async def _judged(self) -> Sequence[Problem]:
+        async with self._problems_lock:
+            last = self._problems
+            if last is None or self._age_of(last.began_at) >= PROBLEMS_SECONDS:
+                await self.overview()
+                began = time.monotonic()
+                found = await current_problems(
+                    self._reader.address, count=False, data={**self._data}
+                )
+                last = self._problems = Problems(found, began)
+                self.version += 1
+            return last.found
+
     async def changes(self) -> AsyncIterator[None]:
         """Yield after each sample, and keep the sampler going meanwhile."""
         changed = asyncio.Event()
@@ -211,32 +297,37 @@ class Source:
 
     async def close(self) -> None:
         """Stop sampling and close the sessions."""
-        for task in (self._sampling, self._counting):
+        for task in (self._sampling, self._counting, *self._renewing.values()):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, ForebayError):
                     await task
         self._sampling = self._counting = None
+        await self._sampler.close()
         await self._reader.close()
 
     async def _keep_sampling(self) -> None:
         while True:
             with contextlib.suppress(ForebayError):  # the pages show that they are stale
-                await self.overview()
+                await self._sampled()
             for changed in self._viewers:
                 changed.set()
-            await asyncio.sleep(SAMPLE_SECONDS)
+            await asyncio.sleep(self._period)
 
     async def _sample(self) -> None:
+        began = time.monotonic()
         try:
             data, keys = await self._read_measurements()
         except ForebayError as error:
             self.failed = error.message
+            self.version += 1
             raise
         self.failed = None
         self._data = data
+        self._took_seconds = time.monotonic() - began
         self._overview = self._reads.add({**data, "write_failed": None}, keys or [])
-        self._read_at = time.monotonic()
+        self._began_at, self._read_at = began, time.monotonic()
+        self.version += 1
         done = [queue.done_per_second for queue in self._overview.queues]
         known = [rate for rate in done if rate is not None]
         self.samples.append(
@@ -251,9 +342,9 @@ class Source:
 
     async def _read_measurements(self) -> Any:
         try:
-            return await self.read(operations.measurements_with_keys(_KEYS_MAX))
+            return await self._sampler.run(operations.measurements_with_keys(_KEYS_MAX))
         except ReadTooSlow:
             # A backlog that no worker has counted is counted beside: bounded, queue by queue.
             if self._counting is None or self._counting.done():
                 self._counting = asyncio.create_task(count_each_backlog(self._reader.address))
-            return await self.read(operations.measurements_with_keys(0))
+            return await self._sampler.run(operations.measurements_with_keys(0))

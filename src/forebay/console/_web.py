@@ -72,6 +72,9 @@ _FORM_BYTES_MAX: Final = 100_000
 #: In the scope of a request: who makes it.
 _USER: Final = "forebay.console.user"
 
+#: Most pages that are kept for all viewers until the numbers change.
+_SHARED_MAX: Final = 20
+
 #: Most browsers that learn of changes at once; further ones show what they loaded.
 _VIEWERS_MAX: Final = 200
 
@@ -208,6 +211,8 @@ class Console:
         self._authorize = authorize
         self._acts = acts
         self._viewers = 0
+        #: By address and person, a page that changes only with the numbers, and of which it is.
+        self._shared: dict[tuple[str, str, User | None], tuple[int, Response]] = {}
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -325,7 +330,25 @@ class Console:
                 return RedirectResponse(visit.link(found), 303)
             return self._page(visit, page.template, found, 404 if found.get("is_missing") else 200)
 
-        return answer
+        async def answer_all(request: Request) -> Response:
+            visit = self._visit(request)
+            address = (visit.root + request.url.path, request.url.query, visit.user)
+            try:
+                await visit.source.overview()
+                await visit.source.problems()
+            except Exception as error:
+                return self._failed(visit, error)
+            version = visit.source.version
+            known = self._shared.get(address)
+            if known is None or known[0] != version:
+                if len(self._shared) >= _SHARED_MAX:
+                    self._shared.clear()
+                known = (version, await answer(request))
+                if known[1].status_code == 200:
+                    self._shared[address] = known
+            return known[1]
+
+        return answer_all if page.is_shared else answer
 
     def _visit(self, request: Request) -> _Visit:
         return _Visit(request, self._source(request), request.scope[_USER])
@@ -373,11 +396,14 @@ class Console:
                 run = Run(act, int(total) if total.isascii() and total.isdigit() else None)
                 doing = act.do(visit.source.client, form, token, run.progress)
                 number = visit.source.runs.begin(run, doing)
+                visit.source.forget()
                 return RedirectResponse(visit.link("run", number=number), 303)
             try:
                 result = await act.do(visit.source.client, form, token, lambda _: None)
             except Exception as error:
                 return self._failed(visit, error)
+            finally:
+                visit.source.forget()
         undo = {name: form[name] for name in act.fields if form.get(name)}
         if isinstance(result, Done):
             result, undo = result

@@ -6,7 +6,7 @@ without an alert.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.doctor import CHECKS, Level, without_workers
 from forebay.doctor.examine import look, read_session
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 _OPERATION: Final = ("server", "schema", "cluster", "locks", "workers", "notifications")
 
 
-async def current_problems(dsn: str, *, count: bool = True) -> list[Problem]:
+async def current_problems(
+    dsn: str, *, count: bool = True, data: dict[str, Any] | None = None
+) -> list[Problem]:
     """Return what is wrong, the worst first, and record the alerts if this role may.
 
     Args:
         dsn: the address.
         count: first count what no worker has counted, which may take minutes.
+        data: what was just measured, and may be changed here; None: measure now.
 
     Raises:
         DatabaseUnavailable: the database cannot be reached.
@@ -37,7 +40,7 @@ async def current_problems(dsn: str, *, count: bool = True) -> list[Problem]:
     try:
         if count:
             await count_backlogs(session, dsn)
-        checked = await check_session(session)
+        checked = await check_session(session, data)
         found: list[Finding] = []
         for check in CHECKS:
             if check.name in _OPERATION:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: Most rows that one call of a search reads: a fifth of a second or so.
 BUDGET: Final = 200_000
 
+#: Most jobs whose state one call of a search asks for: up to a second.
+STATES: Final = 1000
+
 _SEARCH: Final = f"""\
 select json_build_object(
     'next', s.next, 'looked_at', s.looked_at, 'remaining', s.remaining,
@@ -33,7 +36,8 @@ select json_build_object(
                  cross join lateral forebay.job(u.job_id) j))::text
 from forebay.search_jobs(%(filter)s::jsonb, only_state => %(state)s, contains => %(contains)s,
     most => %(limit)s::integer,
-                         before => %(before)s::bigint, budget => %(budget)s::integer) s"""
+                         before => %(before)s::bigint, budget => %(budget)s::integer,
+                         states => %(states)s::integer) s"""
 
 
 def search(
@@ -44,8 +48,22 @@ def search(
     limit: int = 50,
     before: int | None = None,
     budget: int = BUDGET,
+    states: int = STATES,
 ) -> Operation[FoundJobs]:
-    """Return the call that finds jobs in the log: one page."""
+    """Return the call that finds jobs in the log: one page.
+
+    Args:
+        which: the filter; None: all jobs.
+        state: in any group; None: any.
+        contains: a text in the arguments or in an error; None: any.
+        limit: jobs at most.
+        before: only jobs whose first row has a lower number; None: from the newest on.
+        budget: rows that it reads at most.
+        states: jobs whose state it asks for at most.
+
+    Raises:
+        InvalidJob: the state is unknown, or a number is out of its range.
+    """
     params = {
         "filter": json.dumps({"all": True} if which is None else which.as_json()),
         "state": checked_state(state),
@@ -53,6 +71,7 @@ def search(
         "limit": checks.checked_integer(limit, "limit", least=1, most=LIST_MAX),
         "before": before,
         "budget": checks.checked_integer(budget, "budget", least=1000, most=10_000_000),
+        "states": checks.checked_integer(states, "states", least=1, most=10_000),
     }
 
     def decode(rows: ResultRows) -> FoundJobs:

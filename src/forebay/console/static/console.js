@@ -4,7 +4,9 @@
   const body = document.body;
   const age = document.getElementById("age");
   const ageText = document.getElementById("age-text");
-  let loadedAt = Date.now();
+  // The server may have read the numbers of this page some seconds ago.
+  const readAt = (page) => Date.now() - 1000 * Number(page.body.dataset.age ?? 0);
+  let loadedAt = readAt(document);
   let isStale = document.getElementById("stale") !== null;
   let isPaused = false;
   let isReading = false;
@@ -62,7 +64,7 @@
         showTimes(next);
         old.replaceChildren(...next.childNodes);
       }
-      if (!isStale) loadedAt = Date.now();
+      if (!isStale) loadedAt = readAt(fresh);
     } catch {
       isStale = true;
     } finally {

@@ -1,7 +1,7 @@
 -- grant: operator, reader
 
 -- Search the whole log, ended jobs too, newest first, at a bounded cost. A call reads at most
--- `budget` rows and asks for the states of 1,000 jobs; blocks without a match are skipped by their
+-- `budget` rows and asks for the states of at most `states` jobs; blocks without a match are skipped by their
 -- summaries and cost nothing. The first call looks at the newest 50,000 scheduled jobs, too. Each
 -- job is found once, by its first row. Call again with `before` = `next` until `next` is null: a
 -- call may find nothing and not be the last.
@@ -13,6 +13,7 @@
 --   most        1 to 1000 jobs
 --   before      only jobs whose first row has a lower number
 --   budget      1000 to 10,000,000 rows
+--   states      1 to 10,000 jobs whose state is looked up, about a millisecond for each
 --
 -- Columns:
 --   job_ids    newest first
@@ -24,7 +25,7 @@
 -- See: docs/howto/look-back.md#search-jobs
 create function forebay.search_jobs(
     filter jsonb default '{"all": true}', only_state text default null, contains text default null, most integer default 50,
-    before bigint default null, budget integer default 200000,
+    before bigint default null, budget integer default 200000, states integer default 1000,
     out job_ids bigint[], out next bigint, out looked_at bigint, out remaining bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -38,6 +39,9 @@ begin
     elsif (search_jobs.budget between 1000 and 10000000) is not true then
         raise exception using errcode = 'JQ001', column = 'budget',
             message = format('budget %s is outside 1000 to 10000000', coalesce(search_jobs.budget::text, 'null'));
+    elsif (search_jobs.states between 1 and 10000) is not true then
+        raise exception using errcode = 'JQ001', column = 'states',
+            message = format('states %s is outside 1 to 10000', coalesce(search_jobs.states::text, 'null'));
     elsif search_jobs.contains = '' or length(search_jobs.contains) > 1000 then
         raise exception using errcode = 'JQ001', column = 'contains', message = 'contains must have 1 to 1000 characters';
     elsif v_filter ? 'state' then
@@ -48,7 +52,7 @@ begin
     from forebay._find_jobs(
         forebay._first_rows_filter_sql(v_filter) || forebay._contains_sql(search_jobs.contains), v_filter ->> 'queue', '@>',
         forebay._terms_of(v_filter), (v_filter ->> 'enqueued_after')::timestamptz, (v_filter ->> 'enqueued_before')::timestamptz,
-        search_jobs.only_state, search_jobs.most, search_jobs.before, search_jobs.budget) f;
+        search_jobs.only_state, search_jobs.most, search_jobs.before, search_jobs.budget, search_jobs.states) f;
 end
 $$;
 
@@ -103,7 +107,7 @@ $$;
 -- Parameters: p_operator, how the terms of a block must relate to p_terms if there are any: @> all, && one of them.
 create function forebay._find_jobs(
     p_condition text, p_queue text, p_operator text, p_terms integer[], p_since timestamptz, p_until timestamptz, p_state text,
-    p_most integer, p_before bigint, p_budget bigint,
+    p_most integer, p_before bigint, p_budget bigint, p_states integer,
     out job_ids bigint[], out next bigint, out looked_at bigint, out remaining bigint)
 language plpgsql stable
 -- planner: indexed
@@ -156,7 +160,7 @@ begin
             if p_state is null or exists (select from forebay.job(v_job.job_id) s where s.state = p_state) then
                 job_ids := job_ids || v_job.job_id;
             end if;
-            v_is_over := cardinality(job_ids) >= p_most or v_examined >= 1000;
+            v_is_over := cardinality(job_ids) >= p_most or v_examined >= p_states;
             if v_is_over then
                 v_lo := v_job.seq;
                 exit;

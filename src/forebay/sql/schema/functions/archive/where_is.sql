@@ -49,7 +49,7 @@ begin
     select f.job_ids, f.next is null as is_last into v_found
     from forebay._find_jobs(
         (select '(' || string_agg(format('j.%I = %L', n, where_is.what), ' or ') || ')' from unnest(v_names) n), null, '&&',
-        array(select forebay._term(n, where_is.what) from unnest(v_names) n), null, null, null, where_is.most, null, 1000000) f;
+        array(select forebay._term(n, where_is.what) from unnest(v_names) n), null, null, null, where_is.most, null, 1000000, 1) f;
     foreach job_id in array v_found.job_ids loop
         found_as := forebay._found_as(job_id, v_names, where_is.what);
         is_last := v_found.is_last;

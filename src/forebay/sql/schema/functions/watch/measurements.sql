@@ -108,17 +108,21 @@ as $$
                             when s.offsets is not null then cardinality(s.offsets) else n.jobs end as jobs) d
             where d.jobs > 0) b
         group by b.group_id),
-    oldest as materialized (
-        select c.queue, c.group_id, min(u.oldest) as oldest
-        from (select n.queue, n.group_id, row(1, n.lane, case n.audience when 0 then n.start_after else '1:1:' end, n.snap_from, n.snap_to, s.lo, s.hi, n.pos_xid,
-                                     n.pos_seq)::forebay._cursor as cursor
+    cursors as materialized (
+        select n.queue, n.group_id, row(row_number() over (), n.lane, n.start_after, n.snap_from, n.snap_to, n.lo, n.hi, n.pos_xid,
+                                        n.pos_seq)::forebay._cursor as cursor
+        from (select n.queue, n.group_id, n.lane, case n.audience when 0 then n.start_after else '1:1:' end as start_after, n.snap_from, n.snap_to,
+                     s.lo, s.hi, n.pos_xid, n.pos_seq
               from newest n left join forebay.segment s on s.segment_id = n.pos_segment
               union all
-              select l.queue, null, row(1, l.lane, '1:1:'::pg_snapshot, null, null, null, null, null, null)::forebay._cursor
+              select l.queue, null, l.lane, '1:1:'::pg_snapshot, null, null, null, null, null, null
               from (select distinct i.queue, i.lane from forebay.lane i
                     join waiting w on w.queue = i.queue
-                    where i.audience = 0 and not exists (select from forebay.queue_group g where g.queue = i.queue)) l) c
-        cross join lateral forebay._oldest_unread(array[c.cursor]) u
+                    where i.audience = 0 and not exists (select from forebay.queue_group g where g.queue = i.queue)) l) n),
+    oldest as materialized (
+        select c.queue, c.group_id, min(u.oldest) as oldest
+        from forebay._oldest_unread(array(select i.cursor from cursors i)) u
+        join cursors c on (c.cursor).nr = u.nr
         group by c.queue, c.group_id),
     -- On its own, so that each of the others is hashed once.
     groups as materialized (
@@ -187,14 +191,16 @@ end
 $$;
 
 
--- Since when the oldest of the first 100 rows in front of cursors could be claimed.
-create function forebay._oldest_unread(p_cursors forebay._cursor[]) returns table (oldest timestamptz)
+-- Since when the oldest of the first 100 rows in front of each cursor could be claimed. One query for all of them: to plan one for each
+-- would take longer than to run it.
+create function forebay._oldest_unread(p_cursors forebay._cursor[]) returns table (nr bigint, oldest timestamptz)
 language plpgsql stable
 -- planner: in order
 as $$
 begin
     return query execute
-        'select min(coalesce(u.ready_at, u.enqueued_at)) from (' || forebay._unread_sql(p_cursors, 'l.enqueued_at, l.ready_at') || ' limit 100) u'
+        'select o.nr, u.oldest from unnest($1) o cross join lateral (select min(coalesce(u.ready_at, u.enqueued_at)) as oldest from ('
+        || replace(forebay._unread_sql(p_cursors, 'l.enqueued_at, l.ready_at'), 'unnest($1)', 'unnest(array[o])') || ' limit 100) u) u'
         using p_cursors;
 end
 $$;
@@ -211,14 +217,20 @@ as $$
                'cancelled', c.n[8] + c.n[9], 'snoozed', c.n[10], 'released', c.n[11], 'lost', c.n[12],
                'waits', to_jsonb(c.n[18:37]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[38:57]), 'duration_ms', c.n[58])
            order by c.queue, c.name, c.kind), '[]'))
-    from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n, max(s.counted_at) as counted_at, min(s.first) as first
-          from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total, max(t.counted_at) as counted_at, min(e.cell_id) as first
-                from forebay.counter_cell e
-                join forebay.queue_group g on g.group_id = e.group_id
-                cross join lateral (select i.totals, i.counted_at from forebay.counter i
-                                    where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t
-                cross join lateral unnest(t.totals) with ordinality u (total, element)
-                group by e.queue, g.name, e.kind, u.element) s
+    from (with cells as materialized (
+              select e.queue, g.name, e.kind, e.cell_id, t.totals, t.counted_at, count(*) over (partition by e.queue, g.name, e.kind) > 1 as is_split
+              from forebay.counter_cell e
+              join forebay.queue_group g on g.group_id = e.group_id
+              cross join lateral (select i.totals, i.counted_at from forebay.counter i
+                                  where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t)
+          -- Most have one cell, of which nothing is added up.
+          select i.queue, i.name, i.kind, i.totals as n, i.counted_at, i.cell_id as first from cells i where not i.is_split
+          union all
+          select s.queue, s.name, s.kind, array_agg(s.total order by s.element), max(s.counted_at), min(s.first)
+          from (select i.queue, i.name, i.kind, u.element, sum(u.total)::bigint as total, max(i.counted_at) as counted_at, min(i.cell_id) as first
+                from cells i cross join lateral unnest(i.totals) with ordinality u (total, element)
+                where i.is_split
+                group by i.queue, i.name, i.kind, u.element) s
           group by s.queue, s.name, s.kind) c
 $$;
 
