@@ -504,8 +504,10 @@ async def test_nobody_looks_and_nothing_runs(database, conn, monkeypatch):
     assert source._sampling is not None
     await first.aclose()
     assert source._sampling is not None
+    source._counting = asyncio.create_task(asyncio.sleep(600))
     await second.aclose()
     assert source._sampling is None
+    await wait_for_async(source._counting.done)
     await source.close()
     sessions = "select count(*) from pg_stat_activity where application_name = 'forebay console'"
     wait_for(lambda: one(conn, sessions) == 0)

@@ -294,6 +294,8 @@ class Source:
             if not self._viewers and self._sampling is not None:
                 self._sampling.cancel()
                 self._sampling = None
+                if self._counting is not None:
+                    self._counting.cancel()
 
     async def close(self) -> None:
         """Stop sampling and close the sessions."""

@@ -218,20 +218,23 @@ as $$
                'waits', to_jsonb(c.n[18:37]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[38:57]), 'duration_ms', c.n[58])
            order by c.queue, c.name, c.kind), '[]'))
     from (with cells as materialized (
-              select e.queue, g.name, e.kind, e.cell_id, t.totals, t.counted_at, count(*) over (partition by e.queue, g.name, e.kind) > 1 as is_split
+              select e.queue, g.name, e.kind, e.cell_id, t.totals, t.counted_at, count(*) over w > 1 as is_split, min(e.cell_id) over w as first
               from forebay.counter_cell e
               join forebay.queue_group g on g.group_id = e.group_id
               cross join lateral (select i.totals, i.counted_at from forebay.counter i
-                                  where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t)
+                                  where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t
+              window w as (partition by e.queue, g.name, e.kind))
           -- Most have one cell, of which nothing is added up.
           select i.queue, i.name, i.kind, i.totals as n, i.counted_at, i.cell_id as first from cells i where not i.is_split
           union all
-          select s.queue, s.name, s.kind, array_agg(s.total order by s.element), max(s.counted_at), min(s.first)
-          from (select i.queue, i.name, i.kind, u.element, sum(u.total)::bigint as total, max(i.counted_at) as counted_at, min(i.cell_id) as first
-                from cells i cross join lateral unnest(i.totals) with ordinality u (total, element)
-                where i.is_split
-                group by i.queue, i.name, i.kind, u.element) s
-          group by s.queue, s.name, s.kind) c
+          select f.queue, f.name, f.kind, s.n, s.counted_at, f.first
+          from (select u.first, array_agg(u.total order by u.element) as n, max(u.counted_at) as counted_at
+                from (select i.first, e.element, sum(e.total)::bigint as total, max(i.counted_at) as counted_at
+                      from cells i cross join lateral unnest(i.totals) with ordinality e (total, element)
+                      where i.is_split
+                      group by i.first, e.element) u
+                group by u.first) s
+          join cells f on f.cell_id = s.first) c
 $$;
 
 
