@@ -137,20 +137,24 @@ def measure(
 
 def _viewers(console: Console, share: float, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure many viewers beside one, and then none."""
-    cores, reads = [], 0
+    costs: list[float | None] = []
+    changes = 0.0
     for viewers in (1, _VIEWERS):
         progress(f"{viewers} viewers")
-        before, began = console.used()[1], time.monotonic()
-        reads = asyncio.run(console.view(viewers, _VIEW_SECONDS * share))
-        cores.append((console.used()[1] - before) / (time.monotonic() - began))
+        before = console.used()[1]
+        changes = asyncio.run(console.view(viewers, _VIEW_SECONDS * share)) / viewers
+        # Per change: how many samples fall into the time differs.
+        costs.append((console.used()[1] - before) / changes if changes else None)
+    one, many = costs
+    per_second = changes / (_VIEW_SECONDS * share)
+    is_known = one is not None and many is not None
     progress("no viewer")
     time.sleep(1)  # what was under way ends
     before_idle = console.used()[0]
     time.sleep(_IDLE_SECONDS * share)
     return {
-        "viewers_core_share": max(0.0, cores[1] - cores[0]),
-        "one_viewer_core_share": cores[0],
-        "reads_per_viewer_s": reads / _VIEWERS / (_VIEW_SECONDS * share),
+        "viewers_core_share": max(0.0, many - one) * per_second if is_known else None,  # type: ignore[operator]
+        "changes_per_s": per_second,
         "idle_statements": console.used()[0] - before_idle,
     }
 
