@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 
 from forebay.client.reader import Reader, ReadTooSlow
 from forebay.console import Console, User, asgi
-from forebay.console._pages import COLUMNS, PAGES, shown_on
+from forebay.console._causes import shown_on
+from forebay.console._pages import COLUMNS, PAGES
 from forebay.console._source import Sample, Source
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.model.problems import Problem

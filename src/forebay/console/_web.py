@@ -31,7 +31,8 @@ from forebay._actor import acting_as
 from forebay._dataclass import dataclass
 from forebay.client.reader import ReadRefused, ReadTooSlow, refusal
 from forebay.console._acts import ACTS, FILTER, LIMITS, PERMISSIONS, Act, Done, Run
-from forebay.console._pages import DEFAULT_COLUMNS, PAGES, Page, shown_on
+from forebay.console._causes import shown_on
+from forebay.console._pages import DEFAULT_COLUMNS, PAGES, Page
 from forebay.console._source import Source
 from forebay.console._text import FILTERS, FUNCTIONS
 from forebay.errors import (
