@@ -17,7 +17,7 @@ WRONG = [
 ]  # fmt: skip
 
 #: Commands that run until they are stopped. Their values have tests of their own.
-ENDLESS = {"deliver", "demo", "dev", "drain", "guard", "top", "worker"}
+ENDLESS = {"console", "deliver", "demo", "dev", "drain", "guard", "top", "worker"}
 
 
 def calls() -> Iterator[list[str]]:

@@ -332,6 +332,9 @@ def test_a_name_that_would_be_no_address_is_refused(databases):
         asgi(databases)
     with pytest.raises(ConfigError, match="hosts"):
         asgi("x", hosts=())
+    for host in ("", "a\nb", "x:80", "é", "http://x", "[x]"):
+        with pytest.raises(ConfigError, match="not a name or address"):
+            asgi("x", hosts=(host,))
 
 
 @pytest.mark.anyio

@@ -14,6 +14,7 @@ import functools
 import getpass
 import hashlib
 import inspect
+import re
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -41,6 +42,7 @@ from forebay.errors import (
     ForebayError,
     PermissionDenied,
     SchemaError,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +65,9 @@ _HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+#: A name or an address in a browser, without the port.
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 
 #: The hosts of a console that listens on this machine only.
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
@@ -207,6 +212,11 @@ class Console:
     ) -> None:
         if not hosts:
             raise ConfigError("hosts", "is empty", hint="Name the host under which it is reached.")
+        for host in hosts:
+            if not _HOST.fullmatch(host):
+                raise ConfigError(
+                    "hosts", f"has {shown(host)}, not a name or address", hint="As ops.example.org."
+                )
         self._sources = sources
         self._hosts = {host.lower() for host in hosts}
         self._authorize = authorize
