@@ -203,7 +203,7 @@ def verdict(result: Result) -> Text:
         return Text("This must not happen: please report it.", "bold red")
     if result.is_fast:
         return Text("Nothing was lost, and no request waited for the index.", "bold green")
-    slow = []
+    slow: list[str] = []
     if result.slowest is not None:
         took, limit = result.slowest
         slow.append(f"writes took up to {took:,.0f} ms (p99; at most {limit:,} ms expected)")
