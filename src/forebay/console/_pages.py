@@ -128,7 +128,7 @@ class Part(NamedTuple):
     name: str
 
 
-def _part(request: Request, rows: list[Any], name: str = "from", most: int = 50) -> Part:
+def _part(request: Request, rows: list[Any], name: str = "from", most: int = _ROWS) -> Part:
     """Return the part of a list that the address names; the last one if it names none there is."""
     first = min(_whole(request, name) or 0, max(0, len(rows) - 1))
     return Part(rows[first : first + most], first, len(rows), name)
@@ -209,7 +209,6 @@ async def _queue(source: Source, request: Request) -> Facts:
         "problems": [
             one for one in await source.problems() if one.subject == name and one.state == "holds"
         ],
-        "groups": await source.read(queues.groups(name)),
         "limits": limits[0].limits if limits else Limits(),
         "settings": await source.read(queues.queue_settings(name)),
         "kinds": _by(counted, "kind"),
@@ -300,7 +299,7 @@ async def _jobs(source: Source, request: Request) -> Facts:
     if unknown := set(chosen) - set(COLUMNS):
         raise ConfigError(
             "column",
-            f"is {min(unknown)!r}, which is no column",
+            f"is {min(unknown)!r}, not the name of a column",
             hint=f"Columns are {', '.join(COLUMNS)}.",
         )
     found = await source.read(
