@@ -113,7 +113,7 @@ def storm(
             return len(left)
 
         while left:
-            # Each that ends gives the others as long again: a busy machine is no error.
+            # The minute begins again with each that ends: a busy machine is slow, not wrong.
             before = len(left)
             wait_for(
                 lambda at=before: finish() < at,

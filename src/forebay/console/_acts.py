@@ -171,7 +171,10 @@ def needed(form: Mapping[str, str], name: str) -> str:
 
 
 def _number(form: Mapping[str, str], name: str) -> int:
-    text = needed(form, name)
+    return _whole(needed(form, name), name)
+
+
+def _whole(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise ConfigError(name, f"is {text!r}, not a whole number")
     return int(text)
@@ -216,7 +219,7 @@ def _wanted(act: ChangeAct, form: Mapping[str, str]) -> dict[str, Any]:
     if act == "reprioritise":
         text = needed(form, "priority")
         sign = -1 if text.startswith("-") else 1
-        return {"priority": sign * _number({"priority": text.removeprefix("-")}, "priority")}
+        return {"priority": sign * _whole(text.removeprefix("-"), "priority")}
     return {}
 
 
@@ -322,7 +325,7 @@ def _limit_value(name: str, text: str) -> Any:
     if not text or name == "max_waiting_group":
         return text or None
     if name not in ("rate", "key_rate"):
-        return _number({name: text}, name)
+        return _whole(text, name)
     try:
         return float(text)
     except ValueError:

@@ -98,7 +98,7 @@ def password_line(name: str, password: str, *, acts: bool) -> str:
 
 
 class Passwords:
-    """Lets in who has a line in a file, by HTTP Basic. It is an ``authorize`` of ``asgi()``.
+    """Lets in people by HTTP Basic who have a line in a file. It is an ``authorize`` of ``asgi()``.
 
     The file is read again when it has changed.
 
@@ -184,7 +184,7 @@ class Passwords:
                 self._entries = _parsed(file.read().decode())
         except (OSError, UnicodeDecodeError) as error:
             self._forget()
-            why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
             raise ConfigError("--passwords", f"is {self._path}: {why}", hint=_HINT) from None
         self._stamp = stamp
 
