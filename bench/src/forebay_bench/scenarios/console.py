@@ -147,13 +147,13 @@ def _viewers(console: Console, share: float, progress: Callable[[str], None]) ->
         costs.append((console.used()[1] - before) / changes if changes else None)
     one, many = costs
     per_second = changes / (_VIEW_SECONDS * share)
-    is_known = one is not None and many is not None
+    cores = None if one is None or many is None else max(0.0, many - one) * per_second
     progress("no viewer")
     time.sleep(1)  # what was under way ends
     before_idle = console.used()[0]
     time.sleep(_IDLE_SECONDS * share)
     return {
-        "viewers_core_share": max(0.0, many - one) * per_second if is_known else None,  # type: ignore[operator]
+        "viewers_core_share": cores,
         "changes_per_s": per_second,
         "idle_statements": console.used()[0] - before_idle,
     }
