@@ -37,6 +37,7 @@ NAMES = {
     "run_async": "run",
     "own_transaction_async": "own_transaction",
     "pause_async": "pause",
+    "run_kept_async": "run_kept",
     "run_own_async": "run_own",
     "await_own_async": "await_own",
     "__aenter__": "__enter__",

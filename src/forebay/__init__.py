@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay._actor import acting_as
-    from forebay.app import App, Handler, JobHandle, SubjectHandler
+    from forebay.app import App, Handler, JobHandle, Jobs, SubjectHandler
     from forebay.client import AsyncClient, Client, abackfill, backfill
     from forebay.errors import ForebayError
     from forebay.mirror import Mirror
@@ -85,6 +85,7 @@ __all__ = [
     "JobId",
     "JobOptions",
     "JobState",
+    "Jobs",
     "LostWorker",
     "Middleware",
     "Mirror",
@@ -121,7 +122,7 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
 
     #: Where the public names are: a program loads the modules of those that it uses.
     _NAMES = {
-        "forebay.app": ("App", "Handler", "JobHandle", "SubjectHandler"),
+        "forebay.app": ("App", "Handler", "JobHandle", "Jobs", "SubjectHandler"),
         "forebay.client": ("AsyncClient", "Client", "abackfill", "backfill"),
         "forebay.sending": ("Drain",),
         "forebay.errors": ("ForebayError",),

@@ -32,7 +32,8 @@ __all__ = [
     "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
     "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
     "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost",
-    "NoResult", "OutcomeRefused", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge",
+    "NoResult", "NotIncluded", "OutcomeRefused", "PayloadDiffers", "PayloadTooDeep",
+    "PayloadTooLarge",
     "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout", "ScheduleChanged",
     "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError", "SinkUnavailable",
     "SoftTimeout", "SubjectNotFound", "TargetUnavailable", "TransactionStateError",
@@ -63,6 +64,16 @@ class ConfigError(ForebayError):
             "is missing: none of --dsn, FOREBAY_DATABASE_URL, DATABASE_URL or PG* is set",
             hint="Set one of the four, or FOREBAY_DATABASE_URL=embedded for a bundled server.",
         )
+
+
+class NotIncluded(ForebayError):
+    """A handler of a ``Jobs`` needs its app, and no app includes it in this process."""
+
+    template = "jobs of module {module} are not included in an app"
+    default_hint = (
+        "Import the module that calls app.include(jobs) first, or enqueue on a connection."
+    )
+    module: str | None
 
 
 class ServerStartError(ForebayError):

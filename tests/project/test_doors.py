@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import forebay
-from forebay import App, Job, Mirror
+from forebay import App, Job, Jobs, Mirror
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.mirror import Drift, Target
 from forebay.model.spans import PLACE
@@ -122,6 +122,7 @@ def bound(make: Callable[[], Any], name: str) -> Callable[..., Any]:
 
 OBJECTS: Mapping[str, Callable[[], Any]] = {
     "App": app,
+    "Jobs": Jobs,
     "Handler": lambda: app().job(name="mail")(send_mail),
     "JobHandle": lambda: app().handle(1),
     "SubjectHandler": lambda: app().subject(name="page")(send_mail),
@@ -131,7 +132,11 @@ OBJECTS: Mapping[str, Callable[[], Any]] = {
 
 #: Methods that are tried in another way, or are no doors, and why.
 NO_METHODS = {
-    "a decorator, tried with its function": {"App.job", "App.batch_job", "App.subject", "App.cron"},
+    "a decorator, tried with its function": {
+        f"{owner}.{name}"
+        for owner in ("App", "Jobs")
+        for name in ("job", "batch_job", "subject", "cron")
+    },
     "its arguments are those of the handler": {
         f"{owner}.{prefix}{name}"
         for owner in ("Handler", "SubjectHandler")
@@ -195,6 +200,7 @@ GOOD: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "App.cron": {"expression": "* * * * *"},
     "App.queue": {"name": "q"},
+    "Jobs.queue": {"name": "q"},
     "Schedule": {"name": "s", "cron": "* * * * *"},
     "Snooze": {"delay": 5},
     "Drain": {"name": "d"},

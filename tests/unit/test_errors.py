@@ -26,6 +26,7 @@ from forebay.errors import (
     JobNotFound,
     LeaseLost,
     NoResult,
+    NotIncluded,
     PayloadTooDeep,
     PayloadTooLarge,
     ResultTimeout,
@@ -45,6 +46,7 @@ from forebay.sql import migrations
 
 EXAMPLES = [
     ConfigError("concurrency", "is 0", value=0, source="--concurrency"),
+    NotIncluded("shop.mail"),
     ServerStartError("no binaries", folder="/srv/pg", detail="log", hint="Install it."),
     SchemaError(found=None, needed=3),
     ForeignCluster(recorded="1/5", actual="2/5"),

@@ -4,6 +4,7 @@ from forebay.app._app import App, require_app
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, HandlerOptions
 from forebay.app._internals import Internals
+from forebay.app._jobs import Jobs, require_jobs
 from forebay.app._subjects import SubjectHandler
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "HandlerOptions",
     "Internals",
     "JobHandle",
+    "Jobs",
     "SubjectHandler",
     "require_app",
+    "require_jobs",
 ]

@@ -17,11 +17,13 @@ AttemptListener = TypeVar("AttemptListener", bound="Callable[[AttemptEnded], Any
 LostListener = TypeVar("LostListener", bound="Callable[[LostWorker], Any]")
 
 
-class AppEvents(Doors, declares=True):
+class JobsEvents(Doors, declares=True):
     """Declares middlewares and listeners."""
 
     if TYPE_CHECKING:
-        _internals: Internals
+
+        @property
+        def _internals(self) -> Internals: ...
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Add a middleware inside of the existing ones; see ``Middleware``.

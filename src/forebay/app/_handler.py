@@ -21,7 +21,7 @@ from forebay.arguments.keys import as_request
 from forebay.arguments.kinds import Kind
 from forebay.arguments.results import result_type
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
-from forebay.db.own import run_own, run_own_async
+from forebay.db.kept import run_kept, run_kept_async
 from forebay.errors import InvalidJob, WrongConnection
 from forebay.model import Idempotent, JobId, JobOptionChanges, JobOptions
 from forebay.model.doors import door
@@ -40,8 +40,9 @@ class Producer(Protocol):
     def dsn(self) -> str:
         """The address of the database."""
 
-    #: Internal to the library.
-    _internals: Internals
+    @property
+    def _internals(self) -> Internals:
+        """Internal to the library."""
 
 
 class HandlerOptions(JobOptionChanges, total=False):
@@ -215,13 +216,13 @@ class Handler(Generic[P, Q, R_co]):
             DatabaseUnavailable: the connection failed or was lost; the job may exist.
         """
         around = self._app._internals.middlewares.enqueue
-        write = functools.partial(run_own, self._app.dsn)
+        write = functools.partial(run_kept, self._app.dsn)
         return enqueue_one(around, self.call(*args, **kwargs), write)
 
     async def aenqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Asynchronous form of ``enqueue_now``."""
         around = self._app._internals.middlewares.aenqueue
-        write = functools.partial(run_own_async, self._app.dsn)
+        write = functools.partial(run_kept_async, self._app.dsn)
         return await enqueue_one_async(around, self.call(*args, **kwargs), write)
 
     @connection_first

@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from forebay.app._middleware import Middlewares
-from forebay.app._resources import Resources
+from forebay.app._declarations import Declarations
 from forebay.arguments.follow_up import check_follow_ups, with_known_follow_ups
 from forebay.arguments.json_guard import ArgumentLimits
-from forebay.arguments.keys import KindOptions
 from forebay.arguments.kinds import Kind, Kinds
 from forebay.client import address_of
-from forebay.config import DEFAULT, RetrySettings, Settings, load_settings
-from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.config import DEFAULT, RetrySettings, Settings, load_settings, with_functions
+from forebay.db.address import parsed_address
+from forebay.errors import ConfigError, InvalidJob
 from forebay.model import checks
 from forebay.policy.retry import RetryPolicy
 
@@ -25,38 +24,21 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.model.declared import Queue, QueueSettings
     from forebay.model.middleware import Middleware
     from forebay.model.schedules import Schedule
 
 APP_NAME_CHARACTERS_MAX: Final = 200
 
 
-class DrainDeclaration(Protocol):
-    """A drain, as an app knows it."""
+class Owner(Protocol):
+    """An app, or a part of one."""
 
     @property
-    def name(self) -> str:
-        """The name."""
-
-    @property
-    def queue(self) -> str:
-        """Its queue."""
-
-    @property
-    def group(self) -> str:
-        """Its consumer group."""
+    def dsn(self) -> str:
+        """The address of the database."""
 
 
-class Declaration(Protocol):
-    """A named declaration of an app other than a handler."""
-
-    @property
-    def name(self) -> str:
-        """The name."""
-
-
-class Internals:
+class Internals(Declarations):
     """The state of an app, as handlers, workers, mirrors and commands use it.
 
     Args:
@@ -68,137 +50,40 @@ class Internals:
 
     Attributes:
         dsn: the address that was given, if any.
-        resources: what handlers find in their context.
-        mirrors: the mirrors declared with it, by name.
-        drains: the drains declared with it, by name.
-        middlewares: what runs around enqueues, attempts and settlements.
-        listeners: the functions to call after an event, by its name: failed, dead, done,
-            worker_lost.
-        queues: the queues declared with it, by name.
-        schedules: the schedules declared with it, by name.
+        module: the name of the module that created the app.
+        functions: ``connect`` and ``password`` of the app, which open its connections.
         found_at: where a child process finds the app, if its module does not tell.
+        owner: the app, or the ``Jobs``.
+        is_app: whether the owner is an app.
+        for_workers: returns a kind as workers run it.
     """
+
+    is_app = False
 
     def __init__(
         self,
-        owner: object,
+        owner: Owner,
         dsn: str | None,
         settings: Settings | None,
         module: str | None,
         name: str | None = None,
     ) -> None:
+        super().__init__()
         self.dsn = dsn
-        self.resources = Resources()
-        self.mirrors: dict[str, Declaration] = {}
-        self.drains: dict[str, DrainDeclaration] = {}
-        self.middlewares = Middlewares()
-        self.listeners: dict[str, list[Callable[[Any], Any]]] = {}
-        self.queues: dict[str, Queue] = {}
-        self.schedules: dict[str, Schedule] = {}
+        self.functions: dict[str, Callable[[], Any] | None] = {}
         self.found_at: tuple[str, str, bool] | None = None
-        self._owner = owner
-        self._module = module
+        self.owner = owner
+        self.module = module
         self._name = None if name is None else _checked_app_name(name)
         self._address: str | None = None
         self._settings = settings
-        self._kinds = Kinds()
-        #: Kinds without a retry policy, with their maximum attempts if given; the settings decide
-        #: the rest.
-        self._without_retry: dict[str, int | None] = {}
-        self._retries_known = False
+        self.for_workers: Callable[[Kind], Kind] = lambda kind: kind
         #: The settings of the database, as a worker of this process has last read them.
         self._followed: Mapping[str, Any] = {}
-        self._follow_ups_known = False
-        self._options: dict[str, KindOptions] = {}
-        self._encoders: dict[str, Callable[..., str]] = {}
-
-    # --- declaring ---
 
     def add_kind(self, kind: Kind) -> None:
         """Add a kind; it replaces one of the same name and function."""
-        self._kinds.add(kind)
-        self._follow_ups_known = False
-        self._encoders.pop(kind.name, None)
-
-    def add_options(self, kind: str, options: KindOptions) -> None:
-        """Remember the options of a kind's jobs, for jobs that are enqueued by name."""
-        self._options[kind] = options
-
-    def options_of(self, kind: str) -> KindOptions | None:
-        """Return the options of a kind's jobs; None if it is not declared."""
-        return self._options.get(kind)
-
-    def leave_retry_to_settings(self, kind: str, max_attempts: int | None) -> None:
-        """Take the retry policy of a kind from the settings, except for the attempts if given."""
-        self._without_retry[kind] = max_attempts
-        self._retries_known = False
-
-    def add_listener(self, event: str, listener: Callable[[Any], Any]) -> None:
-        """Call a function after each event of this name.
-
-        Raises:
-            ConfigError: it is not a function.
-        """
-        if not callable(listener):
-            raise ConfigError(f"on_{event}", f"is not a function: {shown(listener)}")
-        self.listeners.setdefault(event, []).append(listener)
-
-    def add_mirror(self, mirror: Declaration) -> None:
-        """Add a mirror.
-
-        Raises:
-            ConfigError: another mirror has this name.
-        """
-        if mirror.name in self.mirrors:
-            raise ConfigError(f"mirror {mirror.name}", "is declared twice")
-        self.mirrors[mirror.name] = mirror
-
-    def add_drain(self, drain: DrainDeclaration) -> None:
-        """Add a drain.
-
-        Raises:
-            ConfigError: another drain has this name, or the same queue and group.
-        """
-        if drain.name in self.drains:
-            raise ConfigError(f"drain {drain.name}", "is declared twice")
-        for other in self.drains.values():
-            if (other.queue, other.group) == (drain.queue, drain.group):
-                raise ConfigError(
-                    f"drain {drain.name}",
-                    f"reads queue {drain.queue} in group {drain.group}, as drain {other.name} does:"
-                    " each message would be sent by only one of them",
-                    hint=f"Give it a consumer group: group={drain.name!r}.",
-                )
-        self.drains[drain.name] = drain
-
-    def add_queue(self, queue: Queue) -> None:
-        """Add a queue.
-
-        Raises:
-            ConfigError: it is declared already, with other settings.
-        """
-        before = self.queues.setdefault(queue, queue).settings
-        if before != queue.settings:
-            raise ConfigError(
-                f"queue {queue}",
-                (
-                    f"is declared twice: with {_in_words(before)}, and with "
-                    f"{_in_words(queue.settings)}"
-                ),
-            )
-
-    def add_schedule(self, schedule: Schedule) -> None:
-        """Add a schedule.
-
-        Raises:
-            ConfigError: another schedule has this name.
-        """
-        if self.schedules.setdefault(schedule.name, schedule) != schedule:
-            raise ConfigError(
-                f"schedule {schedule.name}",
-                "is declared twice",
-                hint="Give one of them another name.",
-            )
+        super().add_kind(self.for_workers(kind))
 
     def use(self, *, dsn: str | None = None, settings: Settings | None = None) -> None:
         """Replace the address or the settings; for the command line and tests."""
@@ -217,7 +102,7 @@ class Internals:
             return self._name
         place = self.location()
         if place is None:
-            return self._module or "app"
+            return self.module or "app"
         module, attribute, is_script = place
         return f"{Path(module).stem if is_script else module}:{attribute}"
 
@@ -233,8 +118,18 @@ class Internals:
             ConfigError: no address is set.
         """
         if self._address is None:
-            self._address = address_of(self.dsn)
+            gives = self.dsn is None and self.functions.get("connect") is not None
+            self._address = self.with_functions("" if gives else address_of(self.dsn))
         return self._address
+
+    def with_functions(self, dsn: str) -> str:
+        """Return an address with the functions of the app: ``connect`` if it is empty, and
+        ``password`` if it has none.
+        """
+        functions = self.functions
+        if functions.get("password") is not None and parsed_address(dsn).get("password"):
+            functions = {}
+        return with_functions(dsn, functions)
 
     @property
     def settings(self) -> Settings:
@@ -333,12 +228,12 @@ class Internals:
         """
         if self.found_at is not None:
             return self.found_at
-        module = sys.modules.get(self._module or "")
+        module = sys.modules.get(self.module or "")
         named = vars(module).items() if module else ()
-        names = [name for name, value in named if value is self._owner]
+        names = [name for name, value in named if value is self.owner]
         if module is None or not names:
             return None
-        if self._module != "__main__":
+        if self.module != "__main__":
             return module.__name__, names[0], False
         spec = getattr(module, "__spec__", None)
         if spec is not None:
@@ -353,8 +248,3 @@ def _checked_app_name(name: str) -> str:
         return checks.checked_text(name, "name", characters_max=APP_NAME_CHARACTERS_MAX)
     except InvalidJob as error:
         raise ConfigError("name of the app", str(error.problem)) from None
-
-
-def _in_words(settings: QueueSettings) -> str:
-    given = [f"{name} {value!r}" for name, value in settings.given().items()]
-    return ", ".join(given) or "no settings"

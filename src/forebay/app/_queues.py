@@ -14,27 +14,13 @@ if TYPE_CHECKING:
     from forebay.db.drivers import AsyncConnection, SyncConnection
 
 
-class AppQueues(Doors, declares=True):
-    """Declares queues and applies the declarations."""
+class JobsQueues(Doors, declares=True):
+    """Declares queues."""
 
     if TYPE_CHECKING:
-        _internals: Internals
 
-        def client(self) -> Client: ...
-        def async_client(self) -> AsyncClient: ...
-
-    @property
-    def name(self) -> str:
-        """The name of the app among those that apply declarations to one database.
-
-        The default is ``module:attribute``.
-        """
-        return self._internals.name
-
-    @property
-    def queues(self) -> Mapping[str, Queue]:
-        """The declared queues, by name."""
-        return self._internals.queues
+        @property
+        def _internals(self) -> Internals: ...
 
     @names_door
     def queue(
@@ -106,6 +92,30 @@ class AppQueues(Doors, declares=True):
         )
         self._internals.add_queue(declared)
         return declared
+
+
+class AppQueues(Doors, declares=True):
+    """Applies the declarations of queues."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _internals(self) -> Internals: ...
+        def client(self) -> Client: ...
+        def async_client(self) -> AsyncClient: ...
+
+    @property
+    def name(self) -> str:
+        """The name of the app among those that apply declarations to one database.
+
+        The default is ``module:attribute``.
+        """
+        return self._internals.name
+
+    @property
+    def queues(self) -> Mapping[str, Queue]:
+        """The declared queues, by name."""
+        return self._internals.queues
 
     def apply(
         self,

@@ -39,6 +39,11 @@ class Resources:
             raise ConfigError(f"resource {name}", "is declared twice")
         self._factories[name] = factory
 
+    def add_all(self, other: Resources) -> None:
+        """Add the factories of another object; see ``add``."""
+        for name, factory in other._factories.items():
+            self.add(name, factory)
+
     async def open(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Build every resource and return them by name; the stack closes them."""
         built: dict[str, Any] = {}

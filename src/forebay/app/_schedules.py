@@ -20,20 +20,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class AppSchedules(Doors, declares=True):
-    """Declares schedules and applies the declarations."""
+class JobsSchedules(Doors, declares=True):
+    """Declares schedules."""
 
     if TYPE_CHECKING:
-        _internals: Internals
 
-        def client(self) -> Client: ...
-        def async_client(self) -> AsyncClient: ...
+        @property
+        def _internals(self) -> Internals: ...
         def job(self, *functions: Any, **options: Any) -> Any: ...
-
-    @property
-    def schedules(self) -> Mapping[str, Schedule]:
-        """The declared schedules, by name."""
-        return self._internals.schedules
 
     def cron(
         self,
@@ -142,6 +136,22 @@ class AppSchedules(Doors, declares=True):
             return handler  # type: ignore[no-any-return]
 
         return decorate
+
+
+class AppSchedules(Doors, declares=True):
+    """Applies the declarations of schedules."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _internals(self) -> Internals: ...
+        def client(self) -> Client: ...
+        def async_client(self) -> AsyncClient: ...
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The declared schedules, by name."""
+        return self._internals.schedules
 
     def apply_schedules(
         self,

@@ -346,7 +346,7 @@ class SubjectDecorator(Protocol):
     def __call__(self, function: Callable[P, R_co], /) -> SubjectHandler[P, P, R_co]: ...
 
 
-class AppSubjects(Doors, declares=True):
+class JobsSubjects(Doors, declares=True):
     """Declares handlers of subjects."""
 
     if TYPE_CHECKING:

@@ -17,8 +17,9 @@ class AppWorkers(Doors, declares=True):
     """Makes and runs workers."""
 
     if TYPE_CHECKING:
-        _internals: Internals
 
+        @property
+        def _internals(self) -> Internals: ...
         @property
         def dsn(self) -> str: ...
         @property

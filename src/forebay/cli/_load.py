@@ -56,7 +56,7 @@ def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, st
     Raises:
         ConfigError: the module or attribute does not exist, or is not an application.
     """
-    from forebay.app import App
+    from forebay.app import App, Jobs
 
     module_name, attribute = check_place(place, folder)
     found: object = importlib.import_module(module_name)
@@ -67,8 +67,9 @@ def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, st
             )
         found = getattr(found, part)
     if not isinstance(found, App):
+        hint = "Name the App that includes it." if isinstance(found, Jobs) else _FORM
         raise ConfigError(
-            "app", f"names {place}, which is {shown(found)} and not a forebay.App", hint=_FORM
+            "app", f"names {place}, which is {shown(found)} and not a forebay.App", hint=hint
         )
     return found, (module_name, attribute, False)
 

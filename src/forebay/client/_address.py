@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from forebay.config import resolve_address
+from forebay.config import OwnAddress, UnkeptAddress, resolve_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,10 @@ def address_of(dsn: str | Callable[[], str] | None) -> str:
     Raises:
         ConfigError: no address is set.
     """
-    address = resolve_address(dsn() if callable(dsn) else dsn, os.environ)
+    given = dsn() if callable(dsn) else dsn
+    if isinstance(given, OwnAddress | UnkeptAddress):
+        return given  # The app has resolved it.
+    address = resolve_address(given, os.environ)
     if not address.is_embedded:
         return address.dsn
     from forebay.embedded import Project, start_or_find  # noqa: PLC0415 - services do not need it

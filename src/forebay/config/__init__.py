@@ -11,6 +11,13 @@ from forebay.config._address import (
     require_address,
     resolve_address,
 )
+from forebay.config._own_address import (
+    Connect,
+    OwnAddress,
+    Password,
+    UnkeptAddress,
+    with_functions,
+)
 from forebay.config._resolve import (
     DEFAULT,
     FileOptions,
@@ -41,8 +48,11 @@ __all__ = [
     "EMBEDDED",
     "GROUPS",
     "Address",
+    "Connect",
     "DeliverySettings",
     "FileOptions",
+    "OwnAddress",
+    "Password",
     "PayloadSettings",
     "Queues",
     "RetentionSettings",
@@ -50,6 +60,7 @@ __all__ = [
     "SegmentSettings",
     "SettingRow",
     "Settings",
+    "UnkeptAddress",
     "WorkerSettings",
     "checked_group",
     "declared_settings",
@@ -62,4 +73,5 @@ __all__ = [
     "require_address",
     "resolve_address",
     "resolve_settings",
+    "with_functions",
 ]

@@ -18,6 +18,7 @@ import psycopg.pq
 from django.db import connections, transaction
 
 from forebay.db.errors import translate
+from forebay.db.opening import connected
 from forebay.db.pools import connect_options, record_use, was_idle
 from forebay.errors import ConfigError
 from forebay.ops.protocol import settle_job
@@ -50,7 +51,7 @@ class _HandlerConnections:
     @cached_property
     def _alias(self) -> str:
         """The alias of the worker's database."""
-        with psycopg.connect(self._dsn, **connect_options(self._name, is_pooled=False)) as conn:
+        with connected(self._dsn, **connect_options(self._name, is_pooled=False)) as conn:
             mine = conn.execute(_IDENTITY).fetchone()
         for alias in sorted(connections.settings, key=lambda alias: alias != "default"):
             connection = connections[alias]

@@ -17,6 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 
+from forebay.db.opening import connected, connected_async
 from forebay.db.pools import UNLOCK, connect_options, settle_on, settle_on_sync
 from forebay.ops.protocol import settle_job
 
@@ -61,7 +62,7 @@ class _HandlerConnections:
         options = connect_options(name, is_pooled=is_pooled)
         self._engine = sa.create_engine(
             "postgresql+psycopg://",
-            creator=lambda: psycopg.connect(dsn, **options),
+            creator=lambda: connected(dsn, **options),
             **_ENGINE,
         )
         event.listen(self._engine, "commit", _refuse_early_commit)
@@ -128,7 +129,7 @@ class _AsyncHandlerConnections:
         options = connect_options(name, is_pooled=is_pooled)
         self._engine = create_async_engine(
             "postgresql+psycopg://",
-            async_creator=lambda: psycopg.AsyncConnection.connect(dsn, **options),
+            async_creator=lambda: connected_async(dsn, **options),
             **_ENGINE,
         )
         event.listen(self._engine.sync_engine, "commit", _refuse_early_commit)

@@ -16,6 +16,7 @@ from psycopg.rows import tuple_row
 
 from forebay.db.address import parsed_address
 from forebay.db.errors import translate_own
+from forebay.db.opening import connected, connected_async
 from forebay.db.server_settings import ENCODING, OF_CALLS, for_one_transaction
 from forebay.db.session import KEEPALIVE
 from forebay.ops.enqueue import Chunks, database_clock
@@ -33,6 +34,16 @@ T = TypeVar("T")
 _CONNECT_SECONDS: Final = 10
 
 
+def opened(dsn: str) -> psycopg.Connection[Any]:
+    """Open a connection for single calls."""
+    return connected(dsn, **_options(dsn), row_factory=tuple_row)
+
+
+async def opened_async(dsn: str) -> psycopg.AsyncConnection[Any]:
+    """Do as ``opened``, asynchronously."""
+    return await connected_async(dsn, **_options(dsn), row_factory=tuple_row)
+
+
 def run_own(dsn: str, operation: Operation[T]) -> T:
     """Connect, run an operation in a separate transaction, and return its result.
 
@@ -41,8 +52,8 @@ def run_own(dsn: str, operation: Operation[T]) -> T:
         ForebayError: Forebay's SQL function refused.
     """
     try:
-        with psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
-            return _call(conn, operation)
+        with opened(dsn) as conn:
+            return call(conn, operation)
     except psycopg.Error as error:
         ours = translate_own(error)
         if ours is None:
@@ -59,10 +70,10 @@ def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
     """
     chunks = Chunks()
     count = 0
-    with _translated(), psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
+    with _translated(), opened(dsn) as conn:
 
         def run(operation: Operation[T]) -> T:
-            return _call(conn, operation)
+            return call(conn, operation)
 
         for call in calls:
             if chunks.needs_clock(call):
@@ -88,9 +99,9 @@ def _translated() -> Iterator[None]:
 async def run_own_async(dsn: str, operation: Operation[T]) -> T:
     """Do as ``run_own``, asynchronously."""
     try:
-        connecting = psycopg.AsyncConnection.connect(dsn, **_options(dsn), row_factory=tuple_row)
+        connecting = opened_async(dsn)
         async with await connecting as conn:
-            return await _call_async(conn, operation)
+            return await call_async(conn, operation)
     except psycopg.Error as error:
         ours = translate_own(error)
         if ours is None:
@@ -109,10 +120,10 @@ def own_transaction(dsn: str) -> Iterator[Callable[[Operation[Any]], Any]]:
     """
     with (
         _translated(),
-        psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn,
+        opened(dsn) as conn,
         conn.transaction(),
     ):
-        yield lambda operation: _call(conn, operation)
+        yield lambda operation: call(conn, operation)
 
 
 @contextlib.asynccontextmanager
@@ -120,10 +131,10 @@ async def own_transaction_async(
     dsn: str,
 ) -> AsyncIterator[Callable[[Operation[Any]], Awaitable[Any]]]:
     """Do as ``own_transaction``, asynchronously."""
-    connecting = psycopg.AsyncConnection.connect(dsn, **_options(dsn), row_factory=tuple_row)
+    connecting = opened_async(dsn)
     with _translated():
         async with await connecting as conn, conn.transaction():
-            yield lambda operation: _call_async(conn, operation)
+            yield lambda operation: call_async(conn, operation)
 
 
 #: A pause between transactions, in seconds.
@@ -161,10 +172,10 @@ def await_own(
     """
     pauses = _Pauses(seconds)
     try:
-        with psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
+        with opened(dsn) as conn:
             while True:
                 operation = look(pauses.listening_seconds)
-                answer = _call(conn, operation)
+                answer = call(conn, operation)
                 if is_final(answer) or pauses.is_over:
                     return answer
                 if pauses.is_notified is None:
@@ -201,11 +212,11 @@ async def await_own_async(
     """Do as ``await_own``, asynchronously."""
     pauses = _Pauses(seconds)
     try:
-        connecting = psycopg.AsyncConnection.connect(dsn, **_options(dsn), row_factory=tuple_row)
+        connecting = opened_async(dsn)
         async with await connecting as conn:
             while True:
                 operation = look(pauses.listening_seconds)
-                answer = await _call_async(conn, operation)
+                answer = await call_async(conn, operation)
                 if is_final(answer) or pauses.is_over:
                     return answer
                 if pauses.is_notified is None:
@@ -264,7 +275,7 @@ class _Pauses:
         return max(0.0, pause)
 
 
-def _call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
+def call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
     """Run an operation with the settings that it relies on, in one message: settings outlive no
     call, in a pooler neither.
     """
@@ -275,7 +286,7 @@ def _call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
     return operation.decode(cursor.fetchall() if cursor.description else [])
 
 
-async def _call_async(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
+async def call_async(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
     """Do as ``_call``, asynchronously."""
     cursor = psycopg.AsyncClientCursor(conn, row_factory=tuple_row)
     operation = with_actor(operation)

@@ -12,6 +12,7 @@ from psycopg.rows import tuple_row
 from psycopg.transaction import BaseTransaction
 
 from forebay.db.errors import translate
+from forebay.db.opening import classes_of
 from forebay.db.server_settings import ENCODING
 from forebay.db.session import KEEPALIVE
 from forebay.errors import DatabaseUnavailable
@@ -49,6 +50,7 @@ def async_pool(
 
     return AsyncConnectionPool(
         dsn,
+        connection_class=classes_of(dsn)[1],
         min_size=0,
         max_size=size,
         open=False,
@@ -68,6 +70,7 @@ def sync_pool(
 
     return ConnectionPool(
         dsn,
+        connection_class=classes_of(dsn)[0],
         min_size=0,
         max_size=size,
         open=True,

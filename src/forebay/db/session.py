@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 from forebay.db.errors import translate
+from forebay.db.opening import connected_async
 from forebay.db.server_settings import ENCODING, OF_SERVICES, for_one_transaction, known
 from forebay.errors import DatabaseUnavailable
 from forebay.forks import connects, keep_from_copies
@@ -378,7 +379,7 @@ def _sqlstate(error: BaseException) -> str | None:
 async def _connect(dsn: str, name: str, seconds: float) -> psycopg.AsyncConnection[tuple[Any, ...]]:
     """Connect. If cancelled, close what was opened so far at once."""
     try:
-        return await psycopg.AsyncConnection.connect(
+        return await connected_async(
             dsn,
             autocommit=True,
             application_name=name,

@@ -12,6 +12,8 @@ from asgiref.sync import sync_to_async
 from django.apps import apps
 
 from forebay.app import App, Handler
+from forebay.arguments.kinds import Kind
+from forebay.config import UnkeptAddress
 from forebay.db.handler_connections_django import (
     address_of_alias,
     after_handler,
@@ -44,6 +46,7 @@ class DjangoApp(App):
 
     def __init__(self, alias: str = "default") -> None:
         super().__init__()
+        self._internals.for_workers = _for_workers
         self.alias = alias
         #: Django tasks and their handlers, by the alias of their backend and their full name.
         self.tasks: dict[tuple[str, str], tuple[Any, Handler[..., ..., Any]]] = {}
@@ -62,16 +65,18 @@ class DjangoApp(App):
     @property
     def dsn(self) -> str:
         """The address of the database."""
-        return super().dsn if self._internals.dsn is not None else address_of_alias(self.alias)
+        if self._internals.dsn is not None:
+            return super().dsn
+        # Django's test runner drops its database, which must have no other session then.
+        return UnkeptAddress(address_of_alias(self.alias))
 
-    def _declared(self, function: Callable[..., Any], **options: Any) -> Handler[..., ..., Any]:
-        handler = super()._declared(function, **options)
-        kind = handler.kind
-        if not kind.transaction:  # a transactional handler receives a fresh connection
-            around = _with_fresh_connections_async if kind.is_async else _with_fresh_connections
-            # Only in the worker: the application calls the function itself.
-            self._internals.add_kind(replace(kind, function=around(kind.function)))
-        return handler
+
+def _for_workers(kind: Kind) -> Kind:
+    """Return a kind as workers run it; the application calls its function itself."""
+    if kind.transaction:  # a transactional handler receives a fresh connection
+        return kind
+    around = _with_fresh_connections_async if kind.is_async else _with_fresh_connections
+    return replace(kind, function=around(kind.function))
 
 
 def _with_fresh_connections(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from uuid import UUID
 
-    from forebay.app import App, Handler
+    from forebay.app import Handler, Jobs
     from forebay.db.drivers import AsyncConnection, SyncConnection
     from forebay.mirror._model import Id
     from forebay.model import JobId
@@ -40,7 +40,7 @@ class MirrorJobs(Doors):
 
     def __init__(
         self,
-        app: App,
+        app: Jobs,
         handler: Handler[..., ..., Any],
         grace_seconds: float,
         thresholds: Thresholds,

@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from forebay.app import require_app
+from forebay.app import require_jobs
 from forebay.arguments.kinds import BATCH_SIZE_MAX
 from forebay.db.foreign_session import ForeignSession
 from forebay.db.own import enqueue_own, run_own
@@ -32,7 +32,7 @@ from forebay.watch.mirror_rules import alerts_of
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from forebay.app import App
+    from forebay.app import Jobs
     from forebay.mirror._model import Compare, Id, Source, Target
     from forebay.ops.operation import Operation
 
@@ -115,7 +115,7 @@ class Mirror(MirrorJobs):
     @declaring_door
     def __init__(
         self,
-        app: App,
+        app: Jobs,
         name: str,
         *,
         source: Source,
@@ -134,7 +134,7 @@ class Mirror(MirrorJobs):
         thresholds: Thresholds | None = None,
     ) -> None:
         where = f"mirror {name}"
-        require_app(app)
+        require_jobs(app)
         for thing, methods in (
             (source, ("read", "scan")),
             (target, ("read", "write", "delete", "scan")),

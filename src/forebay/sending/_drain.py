@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from forebay.app import require_app
+from forebay.app import require_jobs
 from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds, OneHandler
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, checks
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.app import App
+    from forebay.app import App, Jobs
 
 BATCH_SIZE_DEFAULT: Final = 500
 BATCH_BYTES_DEFAULT: Final = 1_000_000
@@ -79,7 +79,7 @@ class Drain(QueueService):
     @declaring_door
     def __init__(
         self,
-        app: App,
+        app: Jobs,
         name: str,
         *,
         sink: Sink,
@@ -96,7 +96,7 @@ class Drain(QueueService):
         keep_proofs: float | timedelta | None = None,
     ) -> None:
         where = f"drain {name}"
-        require_app(app)
+        require_jobs(app)
         if not isinstance(sink, Sink):
             raise ConfigError(where, f"has no sink, but {shown(sink)}", hint="See forebay.sinks.")
         try:

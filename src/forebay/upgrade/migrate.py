@@ -24,6 +24,7 @@ from psycopg.rows import tuple_row
 from forebay.db.address import parsed_address
 from forebay.db.drivers import SyncConnection, psycopg_connection_of
 from forebay.db.errors import translate
+from forebay.db.opening import connected
 from forebay.db.server_settings import ENCODING
 from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
 from forebay.model.doors import declaring_door
@@ -170,7 +171,7 @@ def connection_to(target: str | SyncConnection) -> Iterator[psycopg.Connection[A
         yield psycopg_connection_of(target)
     else:
         parsed_address(target)  # It raises if libpq would print a part of it.
-        with psycopg.connect(
+        with connected(
             target,
             autocommit=True,
             application_name="forebay migrate",

@@ -29,6 +29,25 @@ from forebay.testing import LyingTarget, perform
 app = forebay.App()
 
 
+jobs = forebay.Jobs()
+app.include(jobs)
+
+
+@jobs.job(queue="mail", keep_result=True)
+def in_a_module(ctx: Context, user_id: int) -> str:
+    return str(user_id)
+
+
+@jobs.batch_job(size=10)
+def items_in_a_module(items: list[int]) -> None: ...
+
+
+def enqueue_in_a_module(conn: psycopg.Connection[Any]) -> None:
+    in_a_module.enqueue(conn, user_id=1)
+    jobs.enqueue_many(conn, [in_a_module.call(1), items_in_a_module.call(2)])
+    assert_type(in_a_module.handle(1).result(), str)
+
+
 @dataclass
 class Row:
     document_id: int

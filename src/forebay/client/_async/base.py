@@ -9,7 +9,7 @@ from forebay.arguments.json_guard import encode_args
 from forebay.arguments.keys import KindOptions
 from forebay.client._address import address_of
 from forebay.db.drivers import AsyncConnection, run_async
-from forebay.db.own import run_own_async
+from forebay.db.kept import run_kept_async
 from forebay.model import JobOptionChanges, checks
 from forebay.model.doors import Doors, declaring_door
 from forebay.ops.enqueue import Call
@@ -42,7 +42,7 @@ class AsyncClientBase(Doors):
                 await run_async(conn, named)
             return await run_async(conn, operation)
         self._dsn = address_of(self._dsn)
-        return await run_own_async(self._dsn, operation)
+        return await run_kept_async(self._dsn, operation)
 
     def _call(self, kind: str, args: Mapping[str, Any] | None, options: JobOptionChanges) -> Call:
         declared = self._declared(checks.checked_name(kind, "kind")) or KindOptions()

@@ -10,7 +10,7 @@ from forebay.arguments.json_guard import encode_args
 from forebay.arguments.keys import KindOptions
 from forebay.client._address import address_of
 from forebay.db.drivers import SyncConnection, run
-from forebay.db.own import run_own
+from forebay.db.kept import run_kept
 from forebay.model import JobOptionChanges, checks
 from forebay.model.doors import Doors, declaring_door
 from forebay.ops.enqueue import Call
@@ -43,7 +43,7 @@ class ClientBase(Doors):
                 run(conn, named)
             return run(conn, operation)
         self._dsn = address_of(self._dsn)
-        return run_own(self._dsn, operation)
+        return run_kept(self._dsn, operation)
 
     def _call(self, kind: str, args: Mapping[str, Any] | None, options: JobOptionChanges) -> Call:
         declared = self._declared(checks.checked_name(kind, "kind")) or KindOptions()

@@ -87,15 +87,17 @@ class Jobs(ClientBase):
 
         The call opens its own connection, since a result is visible only after its commit.
         """
-        self._dsn = address_of(self._dsn)
-        answer = await_own(
-            self._dsn,
-            lambda seconds: results.result(job_id, group, wait_seconds=seconds),
-            lambda answer: answer.is_final,
-            channel=results.CHANNEL,
-            key=str(job_id),
-            seconds=timeout,
-        )
+        answer = self._run(None, results.result(job_id, group, wait_seconds=0.0))
+        if not answer.is_final and timeout != 0:
+            self._dsn = address_of(self._dsn)
+            answer = await_own(
+                self._dsn,
+                lambda seconds: results.result(job_id, group, wait_seconds=seconds),
+                lambda answer: answer.is_final,
+                channel=results.CHANNEL,
+                key=str(job_id),
+                seconds=timeout,
+            )
         if not answer.is_final:
             raise ResultTimeout(job_id, state=answer.state, seconds=timeout or 0.0)
         return answer.read(as_type)

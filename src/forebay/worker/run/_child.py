@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import msgspec
 
@@ -48,6 +48,12 @@ if TYPE_CHECKING:
 
     from forebay.ops.protocol import Ended
     from forebay.worker.ground.application import Application
+
+    class _Loaded(Application, Protocol):
+        """The application that a child has imported."""
+
+        def with_functions(self, dsn: str) -> str:
+            """Return an address with the functions of the application that open connections."""
 
 
 #: How often a child checks that its parent lives. Another process may hold the parent's end of the
@@ -177,7 +183,7 @@ def _taken(job: HeldJob) -> list[dict[str, Any]]:
     return counters
 
 
-def load_app(start: Start) -> Application:
+def load_app(start: Start) -> _Loaded:
     """Import the application as its worker did; return the part that workers use."""
     sys.path[:] = start.path
     if start.is_script:
@@ -187,7 +193,7 @@ def load_app(start: Start) -> Application:
         found = importlib.import_module(start.module)
         for part in start.attribute.split("."):
             found = getattr(found, part)
-    internals: Application = found._internals
+    internals: _Loaded = found._internals
     return internals
 
 
@@ -204,7 +210,9 @@ async def _main(descriptor: int, check: _LoopCheck) -> None:
     pipe = _PipeToParent(writer)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(worker_runs())
-        common = Common(app, start.dsn, settings, start.group, start.name, weights={})
+        common = Common(
+            app, app.with_functions(start.dsn), settings, start.group, start.name, weights={}
+        )
         executor = Executor(
             common, pipe, await app.open_resources(stack), on_free=pipe.answer_missing
         )

@@ -483,7 +483,7 @@ def start_of(common: Common, location: tuple[str, str, bool]) -> Start:
         attribute,
         is_script,
         list(sys.path),
-        common.dsn,
+        str(common.dsn),  # Functions of the app stay here: the child has its own.
         common.name,
         common.group,
         settings_of(common.settings),
