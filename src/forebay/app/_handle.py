@@ -20,7 +20,7 @@ _DECLARED: Final = object()
 
 
 class JobHandle(Doors, Generic[T_co]):
-    """One job in one consumer group. Each call opens its own connection.
+    """One job in one consumer group. Each call has a separate connection, kept for the next call.
 
     ``Handler.handle`` makes one whose result has the return type of the handler; with
     ``App.handle`` the type is not known.

@@ -206,9 +206,9 @@ class Handler(Generic[P, Q, R_co]):
         )
 
     def enqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
-        """Enqueue and commit a job on a new connection; return its id.
+        """Enqueue and commit a job on a connection of the library; return its id.
 
-        The job is not atomic with any other write.
+        The connection is kept for the next call. The job is not atomic with any other write.
 
         Raises:
             EnqueueError: an argument or option is refused.

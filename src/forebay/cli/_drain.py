@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from forebay.cli._commands import argument, option
 from forebay.cli._load import load_app
-from forebay.cli._serving import announced, run_and_report, set_up_log
+from forebay.cli._serving import announce_drain, run_and_report, set_up_log
 from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json, SinkSettings, setting_flags, sink_settings
@@ -84,7 +84,9 @@ def drain(
     if audit:
         _audit(drains, found.dsn, as_json=as_json)
         return
-    workers = [announced(one, found.dsn, settings.worker) for one in drains]
+    workers = [one.worker(found.dsn, settings.worker) for one in drains]
+    for one, worker in zip(drains, workers, strict=True):
+        announce_drain(one, worker)
     run_and_report([workers], settings.worker, until_idle=until_idle, as_json=as_json)
 
 

@@ -43,6 +43,8 @@ _BUILT_IN: Final = {
         "Apply the queues and schedules of an application."),
     "worker": ("_worker:worker", _RUN,
         "Run the jobs of an application, and its drains."),
+    "tick": ("_tick:tick", _RUN,
+        "Do what is due within a budget, and leave no session open."),
     "enqueue": ("_enqueue:enqueue", _RUN,
         "Enqueue a job by the name of its kind, and commit it."),
     "backfill": ("_backfill:backfill", _RUN,

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import signal
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli._differences import report_differences
 from forebay.cli._load import load_app
@@ -20,7 +19,7 @@ from forebay.forks import on_signals
 from forebay.model.text import counted, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from forebay.app import App
@@ -64,52 +63,20 @@ def run_worker(
 def workers_of(
     app: App, place: str, location: tuple[str, str, bool] | None, *, group: str = "default"
 ) -> list[list[Worker]]:
-    """Return the worker of an application's handlers, then, unless queues or a group were
-    chosen, those of its drains.
+    """Return the workers of an application, as ``phases_of`` does, and log what they serve."""
+    from forebay.sending import phases_of
 
-    Raises:
-        ConfigError: a drain and the handlers read the same queue in the same group.
-    """
-    from forebay.worker import Worker
+    def report(worker: Worker, drain: Drain | None) -> None:
+        if drain is None:
+            announce(app, worker, place)
+        else:
+            announce_drain(drain, worker)
 
-    settings = app.settings.worker
-    queues = settings.queue_weights or app.kinds.queues()
-    declared = cast("Iterable[Drain]", app._internals.drains.values())
-    drains = [] if settings.queue_weights or group != "default" else list(declared)
-    for drain in declared:
-        if drain.group == group and drain.queue in queues:
-            raise ConfigError(
-                f"drain {drain.name}",
-                f"reads queue {drain.queue} in group {group}, as the handlers do: each job would be"
-                " sent or run, not both",
-                hint=f"Give the drain a consumer group: group={drain.name!r}.",
-            )
-    phases = []
-    if queues or not drains:
-        made = Worker(
-            app._internals,
-            app.dsn,
-            settings=settings,
-            group=group,
-            location=location,
-        )
-        announce(app, made, place)
-        phases.append([made])
-    if drains:
-        phases.append([announced(each, app.dsn, _in_this_process(settings)) for each in drains])
-    return phases
+    return phases_of(app, app.settings.worker, location=location, group=group, report=report)
 
 
-def _in_this_process(settings: WorkerSettings) -> WorkerSettings:
-    """Return the settings of a worker whose handler is Forebay's: child processes run those of
-    the application.
-    """
-    return replace(settings, processes=None)
-
-
-def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
-    """Return the worker of a drain, and log what it sends."""
-    worker = drain.worker(dsn, settings)
+def announce_drain(drain: Drain, worker: Worker) -> None:
+    """Log what the worker of a drain sends."""
     log.info(
         "worker %s: sending queue %s to %s (%s), as group %s",
         worker.name,
@@ -118,7 +85,6 @@ def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
         drain.sink.type,
         drain.group,
     )
-    return worker
 
 
 def delivering_workers(
@@ -127,19 +93,16 @@ def delivering_workers(
     """Return a router, then a deliverer, and log that they run. None: the default number of
     slots.
     """
-    from forebay.sending import SLOTS_DEFAULT, Deliverer, Router
+    from forebay.sending import SLOTS_DEFAULT, delivering
 
     slots = SLOTS_DEFAULT if slots is None else slots
-    deliverer = Deliverer(slots=slots, permissions=settings.delivery)
-    workers = [
-        made.worker(dsn, _in_this_process(settings.worker)) for made in (Router(), deliverer)
-    ]
+    phases = delivering(dsn, settings, settings.worker, slots=slots)
     log.info(
         "workers %s: expanding published events, and sending %s at a time to endpoints",
-        ", ".join(worker.name for worker in workers),
+        ", ".join(worker.name for phase in phases for worker in phase),
         counted(slots, "delivery", "deliveries"),
     )
-    return [[worker] for worker in workers]
+    return phases
 
 
 def run_and_report(

@@ -126,8 +126,8 @@ class _Shelf:
                 and self._has_closer()
             )
             if is_kept:
+                # The thread that closes need not be told: no other one is to be closed earlier.
                 self._idle.setdefault(key, []).append(kept)
-                self._changed.notify()
         if not is_kept:
             kept.pgconn.finish()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from forebay._dataclass import dataclass
-from forebay.ops.operation import Operation
+from forebay.ops.operation import Operation, scalar
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -141,3 +141,15 @@ def _holder(row: Sequence[object]) -> LockHolder:
     facts = dict(zip(names, row, strict=True))
     facts["tables"] = tuple(facts["tables"])  # type: ignore[arg-type]
     return LockHolder(**facts)  # type: ignore[arg-type]
+
+
+def try_tick_lock(app: str) -> Operation[bool]:
+    """Take the lock of the ticks of an app until the transaction ends, unless another one has it;
+    return whether it was taken.
+    """
+    return Operation(
+        "select pg_try_advisory_xact_lock(hashtextextended('forebay tick ' || %(app)s, 0))"
+        " from (select set_config('idle_in_transaction_session_timeout', '0', true) offset 0) s",
+        scalar,
+        {"app": app},
+    )

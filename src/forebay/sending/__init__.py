@@ -8,6 +8,7 @@ expands events to deliveries.
 from forebay.sending._audit import DrainAudit
 from forebay.sending._deliverer import SLOTS_DEFAULT, Deliverer
 from forebay.sending._drain import Drain, drains_of
+from forebay.sending._phases import delivering, in_this_process, phases_of
 from forebay.sending._presets import PRESETS, as_retries
 from forebay.sending._router import Router
 
@@ -19,5 +20,8 @@ __all__ = [
     "DrainAudit",
     "Router",
     "as_retries",
+    "delivering",
     "drains_of",
+    "in_this_process",
+    "phases_of",
 ]

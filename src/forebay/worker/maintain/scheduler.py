@@ -20,6 +20,7 @@ from forebay.errors import DatabaseUnavailable, ForebayError, ForeignCluster, Sc
 from forebay.model.text import logger
 from forebay.ops import schedules
 from forebay.policy.cron import Timing
+from forebay.worker.ground.outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from forebay.model.schedules import Schedule
     from forebay.ops.schedules import Definition
     from forebay.worker.ground.application import Application
-    from forebay.worker.ground.outage import Outage
     from forebay.worker.ground.signals import Signals
 
 log = logger("forebay.scheduler")
@@ -72,14 +72,14 @@ class Scheduler:
         self,
         session: Callable[[], Session],
         app: tuple[str, Sequence[Schedule]],
-        outage: Outage,
+        outage: Outage | None = None,
         *,
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self._session = session
         self._leads = leads
         self._app = app
-        self._outage = outage
+        self._outage = outage or Outage()
         self._digest: str | None = None
         self._schedules: dict[int, _Known] = {}
         self._reported: set[str] = set()
@@ -93,7 +93,7 @@ class Scheduler:
         while True:
             try:
                 if not is_applied:
-                    await self._apply()
+                    await self.apply()
                     is_applied = True
                 pause = await self.step()
             except DatabaseUnavailable as error:
@@ -121,18 +121,13 @@ class Scheduler:
 
     async def step(self) -> float:
         """Decide what is due; return the seconds until something can be due again."""
-        found = await self._session().run(schedules.read_schedules(self._digest))
+        now = await self.look()
         read_at = time.monotonic()
-        if found.definitions is not None:
-            await self._know(found.definitions)
-        self._digest = found.digest
-        now = found.server_time
         for known in self._schedules.values():
             if known.next_at is not None and known.next_at <= now:
                 await self._decide(known, now)
         now += timedelta(seconds=time.monotonic() - read_at)
-        due = [each.next_at for each in self._schedules.values() if each.next_at is not None]
-        wait = min([(at - now).total_seconds() for at in due], default=_POLL_SECONDS)
+        wait = min([(at - now).total_seconds() for at in self.next_instants], default=_POLL_SECONDS)
         if any(each.is_failing for each in self._schedules.values()):
             wait = max(wait, _AGAIN_SECONDS)
         spread = random.uniform(0.2, 1.0)
@@ -140,7 +135,21 @@ class Scheduler:
             return max(0.0, wait) + _SPREAD_SECONDS * spread
         return min(wait, _POLL_SECONDS * spread) + _SPREAD_SECONDS * spread
 
-    async def _apply(self) -> None:
+    async def look(self) -> datetime:
+        """Read the definitions if they have changed; return the time of the server."""
+        found = await self._session().run(schedules.read_schedules(self._digest))
+        if found.definitions is not None:
+            await self._know(found.definitions)
+        self._digest = found.digest
+        return found.server_time
+
+    @property
+    def next_instants(self) -> list[datetime]:
+        """The next instant of each schedule that was read."""
+        return [each.next_at for each in self._schedules.values() if each.next_at is not None]
+
+    async def apply(self) -> None:
+        """Make the schedules in the database what the application declares."""
         name, declared = self._app
         try:
             differences = await self._session().run(schedules.apply_schedules(name, declared))
