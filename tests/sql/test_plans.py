@@ -169,7 +169,7 @@ def test_a_row_is_found_by_its_number_under_every_callers_settings(database, set
     without_autovacuum(database)
     with connect(database) as conn:
         lane = lane_of("default", conn)
-        # Every job has its transaction: no plan can skip from one to the next.
+        # Few jobs share a transaction: no plan gains by skipping from one to the next.
         conn.execute(
             f"do $$ begin for i in 1..4000 loop"
             f" insert into forebay.log (lane, enqueued_at, kind, args)"
