@@ -205,6 +205,18 @@ async def test_after_a_pause_or_trouble_the_share_begins_again():
     assert await server.pace.share() < 0.3
 
 
+async def test_turns_in_which_nothing_was_tried_do_not_grow():
+    """
+    In an outage passes end at once. The first one after it has few items, as at the beginning.
+    """
+    server = Server(fast)
+    for _ in range(10):
+        async with server.pace.turn(10_000, seconds=60):
+            server.pace.restart()
+    async with server.pace.turn(10_000, seconds=60) as size:
+        assert size <= 500
+
+
 # --- turns ---
 
 

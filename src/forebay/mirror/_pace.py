@@ -87,6 +87,7 @@ class Pace:
         """Begin with the least share, since nothing is known of the stores any more."""
         self._share = self._least
         self._slow = 0.0
+        self._size = min(self._size, _FIRST)
 
     async def share(self) -> float:
         """Return the share, after a look if one is due."""
