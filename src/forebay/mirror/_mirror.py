@@ -18,8 +18,8 @@ from forebay.mirror._direct_records import DirectRecords
 from forebay.mirror._jobs import REPAIR_PRIORITY, MirrorJobs, args_of
 from forebay.mirror._loop_thread import Calls, LoopThread
 from forebay.mirror._model import rule_of
-from forebay.mirror._pace import Pace
 from forebay.mirror._reconcile import Counts, Reconciler, problem_of
+from forebay.mirror._turns import Turns
 from forebay.model import Job, Snooze, checks
 from forebay.model.doors import declaring_door
 from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
@@ -171,7 +171,7 @@ class Mirror(MirrorJobs):
             hashes=self._hashes,
             lag_seconds=self._lag,
             call_seconds=call_seconds,
-            pace=Pace(share_least, self._slow_direct_writes),
+            turns=Turns(share_least, self._slow_direct_writes),
         )
         #: Keeps the counts of direct writes, samples and audits.
         self._records = ForeignSession(lambda: app.dsn, name="forebay mirror", seconds=call_seconds)

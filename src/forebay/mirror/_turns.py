@@ -1,8 +1,8 @@
-"""The pace of a backlog: its share of the time, by how long direct writes and the worker's own
-statements take, and turns with rests for others.
+"""The turns of a backlog, with rests between them for others, and its share of the time, by how
+long direct writes and the statements of the worker take.
 
 Invariants "a backlog leaves room" and "a backlog makes progress": docs/design/reconcile.md.
-Shown by: tests/mirror/test_pace.py.
+Shown by: tests/mirror/test_turns.py.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class NoTurn(Exception):  # noqa: N818 - not an error: others work
     """The turn did not come in time."""
 
 
-class Pace:
+class Turns:
     """The share of the time in which a backlog is worked on, and its turns.
 
     The share follows marks, by the rule of DCTCP (RFC 8257): it decreases in proportion to the
     fraction of slow direct writes, and increases by steps. A slow answer to the look itself, judged
-    by its delay above the least one as in LEDBAT (RFC 6817), is a mark of its own. The share is
+    by its delay above the least one as in LEDBAT (RFC 6817), is a mark too. The share is
     never below the least.
 
     A turn is short, and a rest follows that is in proportion to the time it took.
 
     Args:
         least: the least share; 1 for turns of any size, side by side, without a rest.
-        look: returns the fraction of the direct writes of the last seconds that were slow; None if
-            nobody writes directly.
+        look: returns the fraction of the direct writes of the last seconds that were slow; None
+            without direct writes.
         clock: a monotonic clock in seconds.
         sleep: waits for some seconds.
     """
@@ -174,9 +174,9 @@ class _Delays:
         return min(self._last) > min(self._base, self._base_before) + _DELAY_SECONDS
 
 
-async def _nobody() -> None:
-    """Look for nobody."""
+async def _unknown() -> None:
+    """Look at nothing."""
 
 
 #: For reads.
-UNLIMITED: Final = Pace(1, _nobody)
+UNLIMITED: Final = Turns(1, _unknown)

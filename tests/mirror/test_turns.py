@@ -1,4 +1,4 @@
-"""The pace of a backlog: how it yields to people who write, and that it makes progress."""
+"""The turns of a backlog: it yields to people who write, and makes progress."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 import forebay
 from forebay.errors import ConfigError
 from forebay.mirror import Document
-from forebay.mirror._pace import NoTurn, Pace
+from forebay.mirror._turns import NoTurn, Turns
 from forebay.testing import LyingTarget
 from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import running
@@ -48,7 +48,7 @@ class Server:
     def __init__(self, slow, answer=lambda _now, _share: 0.002, *, least=0.2):
         self.clock = Clock()
         self.slow, self.answer = slow, answer
-        self.pace = Pace(least, self.look, clock=self.clock, sleep=self.clock.sleep)
+        self.turns = Turns(least, self.look, clock=self.clock, sleep=self.clock.sleep)
         self.share = least
 
     async def look(self):
@@ -60,10 +60,10 @@ class Server:
         """Work for some time; return the part of it that was work."""
         begun, worked = self.clock.now, 0.0
         while self.clock.now < begun + seconds:
-            async with self.pace.turn(1000, seconds=60):
+            async with self.turns.turn(1000, seconds=60):
                 self.clock.now += turn
                 worked += turn
-            self.share = await self.pace.share()
+            self.share = await self.turns.share()
         return worked / (self.clock.now - begun)
 
 
@@ -197,12 +197,12 @@ async def test_after_a_pause_or_trouble_the_share_begins_again():
     """
     server = Server(fast)
     await server.run(60)
-    server.pace.restart()
-    assert await server.pace.share() < 0.3
+    server.turns.restart()
+    assert await server.turns.share() < 0.3
     await server.run(60)
     assert server.share == 1
     server.clock.now += 11
-    assert await server.pace.share() < 0.3
+    assert await server.turns.share() < 0.3
 
 
 async def test_turns_in_which_nothing_was_tried_do_not_grow():
@@ -211,30 +211,30 @@ async def test_turns_in_which_nothing_was_tried_do_not_grow():
     """
     server = Server(fast)
     for _ in range(10):
-        async with server.pace.turn(10_000, seconds=60):
-            server.pace.restart()
-    async with server.pace.turn(10_000, seconds=60) as size:
+        async with server.turns.turn(10_000, seconds=60):
+            server.turns.restart()
+    async with server.turns.turn(10_000, seconds=60) as size:
         assert size <= 500
 
 
 # --- turns ---
 
 
-async def call(pace, clock, took, count=10_000):
+async def call(turns, clock, took, count=10_000):
     """Make a call that takes so many seconds; return for how many items."""
-    async with pace.turn(count, seconds=60) as size:
+    async with turns.turn(count, seconds=60) as size:
         clock.now += took
     return size
 
 
 def held_at(share):
-    """Return a pace whose share stays the same, and its clock."""
+    """Return turns whose share stays the same, and their clock."""
     clock = Clock()
 
     async def look():
         return 1.0
 
-    return Pace(share, look, clock=clock, sleep=clock.sleep), clock
+    return Turns(share, look, clock=clock, sleep=clock.sleep), clock
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
@@ -243,17 +243,17 @@ async def test_turns_take_their_share_of_the_time_and_no_more(share):
     After a turn comes a rest that is in proportion to the time it took, whatever that was. A pause
     that was made anyway counts.
     """
-    pace, clock = held_at(share)
+    turns, clock = held_at(share)
     worked = 0.0
     for took in (0.1, 4.0, 0.001, 0.7):
-        await call(pace, clock, took)
+        await call(turns, clock, took)
         worked += took
-    await call(pace, clock, 0.0)
+    await call(turns, clock, 0.0)
     assert worked / clock.now == pytest.approx(share)
-    await call(pace, clock, 1.0)
+    await call(turns, clock, 1.0)
     clock.now += 1000
     clock.slept.clear()
-    await call(pace, clock, 1.0)
+    await call(turns, clock, 1.0)
     assert clock.slept == []
 
 
@@ -262,19 +262,19 @@ async def test_a_turn_that_takes_long_makes_the_next_one_smaller():
     Short turns grow to all items of a pass; those at a busy target shrink to a few; a failed
     one counts by its time too.
     """
-    pace, clock = held_at(0.5)
-    sizes = [await call(pace, clock, 0.001) for _ in range(8)]
+    turns, clock = held_at(0.5)
+    sizes = [await call(turns, clock, 0.001) for _ in range(8)]
     assert sizes == [250, 500, 1000, 2000, 4000, 8000, 10_000, 10_000]
-    assert await call(pace, clock, 1.0) == 10_000
-    assert await call(pace, clock, 0.09) == 1000  # a tenth of what took ten times too long
-    assert await call(pace, clock, 30.0, count=10) == 10
-    assert await call(pace, clock, 30.0) == 25
+    assert await call(turns, clock, 1.0) == 10_000
+    assert await call(turns, clock, 0.09) == 1000  # a tenth of what took ten times too long
+    assert await call(turns, clock, 30.0, count=10) == 10
+    assert await call(turns, clock, 30.0) == 25
     with pytest.raises(ZeroDivisionError):
-        async with pace.turn(100, seconds=60) as size:
+        async with turns.turn(100, seconds=60) as size:
             raise ZeroDivisionError
     assert size == 25
-    assert await call(pace, clock, 0.0, count=1) == 1  # the call that failed took no time
-    assert await call(pace, clock, 0.0) == 50  # a small call says little about larger ones
+    assert await call(turns, clock, 0.0, count=1) == 1  # the call that failed took no time
+    assert await call(turns, clock, 0.0) == 50  # a small call says little about larger ones
 
 
 async def test_turns_come_one_at_a_time_and_nobody_waits_for_ever():
@@ -282,21 +282,21 @@ async def test_turns_come_one_at_a_time_and_nobody_waits_for_ever():
     Who does not get a turn in its time hears that, and the next gets it. A cancelled one leaves the
     turn.
     """
-    pace, _ = held_at(0.9)
-    async with pace.turn(1, seconds=60):
+    turns, _ = held_at(0.9)
+    async with turns.turn(1, seconds=60):
         with pytest.raises(NoTurn):
-            async with pace.turn(1, seconds=0.01):
+            async with turns.turn(1, seconds=0.01):
                 raise AssertionError("two at a time")
-        waiting = asyncio.create_task(pace.turn(1, seconds=60).__aenter__())
+        waiting = asyncio.create_task(turns.turn(1, seconds=60).__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
-    pace, clock = held_at(0.01)
-    await call(pace, clock, 10.0)
+    turns, clock = held_at(0.01)
+    await call(turns, clock, 10.0)
     with pytest.raises(NoTurn):  # the rest is longer than it may wait
-        async with pace.turn(1, seconds=60):
+        async with turns.turn(1, seconds=60):
             raise AssertionError("no rest")
     clock.now += 1000
-    assert await call(pace, clock, 0.0, count=1) == 1
+    assert await call(turns, clock, 0.0, count=1) == 1
 
 
 async def test_with_the_whole_time_turns_are_side_by_side():
@@ -307,10 +307,10 @@ async def test_with_the_whole_time_turns_are_side_by_side():
     async def look():
         raise AssertionError("a look")
 
-    pace = Pace(1, look)
-    async with pace.turn(10_000, seconds=0) as one, pace.turn(10_000, seconds=0) as other:
+    turns = Turns(1, look)
+    async with turns.turn(10_000, seconds=0) as one, turns.turn(10_000, seconds=0) as other:
         assert one == other == 10_000
-    assert await pace.share() == 1
+    assert await turns.share() == 1
 
 
 # --- passes ---
@@ -400,7 +400,7 @@ async def test_items_that_get_no_turn_are_postponed_and_not_failed(app):
     held, release = asyncio.Event(), asyncio.Event()
 
     async def hold():
-        async with mirror._reconciler._pace.turn(1, seconds=10):
+        async with mirror._reconciler._turns.turn(1, seconds=10):
             held.set()
             await release.wait()
 
@@ -430,7 +430,7 @@ async def test_closing_a_mirror_costs_no_attempt(app, conn):
     held = asyncio.Event()
 
     async def hold():
-        async with mirror._reconciler._pace.turn(1, seconds=60):
+        async with mirror._reconciler._turns.turn(1, seconds=60):
             held.set()
             await asyncio.sleep(3600)
 
@@ -490,7 +490,7 @@ def on_clock(mirror, clock, look=None):
     """Let the turns of a mirror go by a clock, at a quarter of the time; return its reconciler."""
     reconciler = mirror._reconciler
     look = look or mirror._slow_direct_writes
-    reconciler._pace = Pace(0.25, look, clock=clock, sleep=clock.sleep)
+    reconciler._turns = Turns(0.25, look, clock=clock, sleep=clock.sleep)
     return reconciler
 
 
@@ -599,7 +599,7 @@ async def test_a_store_that_is_away_makes_the_share_begin_again(app):
     reconciler = on_clock(mirror, clock, look)
     (endings,) = await asyncio.to_thread(passes, mirror, range(3))
     assert [type(end).__name__ for end in endings] == ["Snooze"] * 3
-    assert mirror._loop_thread.submit(reconciler._pace.share()).result() == 0.25
+    assert mirror._loop_thread.submit(reconciler._turns.share()).result() == 0.25
     mirror.close()
 
 
@@ -611,7 +611,7 @@ async def test_parts_whose_turn_does_not_come_are_postponed(app, conn):
     mirror = forebay.Mirror(app, "pages", source=Items(), target=Counting())
     clock = Clock()
     reconciler = on_clock(mirror, clock)
-    reconciler._pace._took = 1e6
+    reconciler._turns._took = 1e6
     (beat,) = jobs_of([0])
     beat.args = {"heartbeat": True}
     running = mirror._loop_thread.submit(reconciler.run([beat, *jobs_of(range(3))]))
