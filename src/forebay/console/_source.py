@@ -10,8 +10,9 @@ from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from forebay.client import AsyncClient
 from forebay.client.reader import Reader, ReadTooSlow
-from forebay.console._acts import Actor, Runs
+from forebay.console._acts import Runs
 from forebay.doctor.status import current_problems
 from forebay.errors import ForebayError
 from forebay.ops import events, stats, workers
@@ -153,9 +154,9 @@ class Source:
         return self._reader.address
 
     @property
-    def client(self) -> Actor:
+    def client(self) -> AsyncClient:
         """A client for acts."""
-        return Actor(self._acts_dsn or self._reader.address)
+        return AsyncClient(self._acts_dsn or self._reader.address)
 
     async def read(self, operation: Operation[T]) -> T:
         """Run a read; see ``Reader.run``."""
@@ -253,17 +254,24 @@ class Source:
 
         return (await read())[0] if queue else await self._minutes.get(read)
 
-    async def happenings(self, since: datetime, queue: str | None) -> list[Happening]:
-        """Return what happened since a time, for all queues or for one; of much, the newest."""
+    async def happenings(
+        self, since: datetime, queue: str | None, until: datetime | None = None
+    ) -> list[Happening]:
+        """Return what happened from one time to another, None: to now, for all queues or for one;
+        of much, the newest.
+        """
         # The version before a deploy is that of a worker that may have ended before.
         before = since - timedelta(days=1)
         try:
-            acts = await self.read(events.events(queue=queue, since=since, limit=_EVENTS_MAX))
+            acts = await self.read(
+                events.events(queue=queue, since=since, until=until, limit=_EVENTS_MAX)
+            )
             alive = await self.read(workers.workers(0))
             ended = await self.read(workers.ended_workers(before, _EVENTS_MAX))
         except ReadTooSlow:  # the curves are worth more than their marks
             return []
-        return happenings(acts, alive, ended, queue)
+        found = happenings(acts, alive, ended, queue)
+        return [one for one in found if until is None or one.at <= until]
 
     async def _judged(self) -> Sequence[Problem]:
         async with self._problems_lock:
