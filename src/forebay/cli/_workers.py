@@ -178,7 +178,7 @@ def stop(
         _print_stop_plan,
         if_none=True,
     )
-    with patience("stop", "run the same command again: nobody is asked twice"):
+    with patience("stop", "run the same command again"):
         count = client.stop_workers(worker=name, app_version=app_version, token=token)
     if how.as_json:
         print_json({"workers": count})

@@ -94,7 +94,7 @@ class EndedWorker:
             returned as if they had not been claimed.
         kinds: the kinds of these jobs with their numbers, at most 20 kinds.
         job_ids: the first 20 of them, those first that ran at its last heartbeat.
-        stop_by: who had asked it to stop, by ``stop_workers``; None: nobody.
+        stop_by: who had requested it to stop, by ``stop_workers``; None: no operator.
     """
 
     worker: str
@@ -119,10 +119,10 @@ class EndedWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """What a request to stop would do; nobody was asked.
+    """What a request to stop would do; no worker was told.
 
     Attributes:
-        token: pass it to ``stop_workers``: exactly these workers are asked, or none.
+        token: pass it to ``stop_workers``: exactly these workers stop, or none.
         workers: their names.
         jobs: how many jobs they run, at most 1,000 of each.
     """

@@ -199,7 +199,7 @@ class HeartbeatAnswer:
     queue_attempts: Mapping[str, int] = field(default_factory=dict)
     #: The settings of the database that workers follow, of those that were set.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: Who asked the worker to stop; None: nobody.
+    #: Who requested the worker to stop; None: no operator.
     stop_by: str | None = None
 
 

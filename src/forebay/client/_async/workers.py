@@ -80,7 +80,7 @@ class AsyncWorkers(AsyncClientBase):
         app_version: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> StopPlan:
-        """Return which workers ``stop_workers`` would ask, and its token; ask nobody.
+        """Return which workers ``stop_workers`` would ask, and its token; ask none of them.
 
         Args:
             worker: as there.

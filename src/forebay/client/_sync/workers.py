@@ -79,7 +79,7 @@ class Workers(ClientBase):
         app_version: str | None = None,
         conn: SyncConnection | None = None,
     ) -> StopPlan:
-        """Return which workers ``stop_workers`` would ask, and its token; ask nobody.
+        """Return which workers ``stop_workers`` would ask, and its token; ask none of them.
 
         Args:
             worker: as there.

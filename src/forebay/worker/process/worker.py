@@ -100,7 +100,7 @@ class Worker:
     Attributes:
         on_attempt: called with the end of each attempt, on the event loop; for tests.
         on_asked: called on the event loop when an operator has asked the worker to stop; stops it.
-        asked_by: who has asked; None: nobody.
+        asked_by: who has asked; None: no operator.
         answers_probes: whether it answers probes itself; set it before it runs.
 
     Raises:

@@ -13,7 +13,7 @@ create table forebay.lease (
     alive_at        timestamptz,         -- the last sign of life, once it is closed
     held            jsonb,               -- what it held when it was closed, see _record_end(); null: nothing
     signal          integer,             -- that ended the process, as its parent said; null: not known
-    stop_by         text,                -- who had asked its worker to stop when it was closed; null: nobody
+    stop_by         text,                -- who had requested its worker to stop when it was closed; null: it was not requested
     check ((closed_at is null) = (closed_as is null))
 );
 create index lease_open on forebay.lease (lease_id) where closed_at is null;

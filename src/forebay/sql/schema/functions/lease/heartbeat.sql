@@ -20,7 +20,7 @@
 --   muted_causes    the muted causes of death
 --   queue_attempts  the maximum attempts of the queues that have one
 --   settings        as forebay.followed_settings_v1(); null: none was set
---   stop_by         who asked the worker to stop, by forebay.stop_workers(); null: nobody
+--   stop_by         who requested the worker to stop, by forebay.stop_workers(); null: no operator
 --
 -- Transaction: any; meant to be autocommitted. Commits asynchronously.
 -- pages: 40 + 5 a job

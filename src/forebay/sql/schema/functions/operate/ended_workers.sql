@@ -14,7 +14,7 @@
 --                 returned as if they had not been claimed
 --   kinds         the kinds of these jobs with their numbers, at most 20 kinds
 --   job_ids       the first 20 of them, those first that ran at the last heartbeat
---   stop_by       who had asked it to stop, by forebay.stop_workers(); null: nobody
+--   stop_by       who had requested it to stop, by forebay.stop_workers(); null: no operator
 --
 -- Errors: JQ001 a bad number.
 -- See: docs/howto/run-workers.md#see-what-became-of-workers-that-ended
