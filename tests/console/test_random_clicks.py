@@ -211,7 +211,7 @@ class Walk:
         self.counts[f"{sort} {answer.status}"] += 1
         self._check(answer, method)
         self._page = Read(answer.text)
-        return address if method == "GET" and answer.status < 400 else None
+        return answer.path if method == "GET" and answer.status < 400 else None
 
     def _ask(self, method: str, address: str, body: str | None) -> Answer:
         """Send a request as a browser does, and follow where it leads."""

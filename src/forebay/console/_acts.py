@@ -337,9 +337,11 @@ async def _concurrency(client: AsyncClient, form: Mapping[str, str], *_: Any) ->
     )
 
 
-def _chosen(form: Mapping[str, str]) -> dict[str, str]:
+def _chosen(form: Mapping[str, str]) -> dict[str, Any]:
     """Return which workers a form chooses; it does not choose all by leaving out both."""
-    found = {name: form[name] for name in ("worker", "app_version") if form.get(name)}
+    found: dict[str, Any] = {
+        name: form[name] for name in ("worker", "app_version") if form.get(name)
+    }
     if not found:
         raise ConfigError("worker", "is missing, and so is app_version")
     return found
