@@ -24,8 +24,6 @@ from forebay.cli.options import (
     Queue,
     Tag,
     ToGroup,
-    Yes,
-    confirmed,
     duration,
     instant_or_age,
 )
@@ -46,7 +44,7 @@ from forebay.errors import ConfigError, DeadLetterNotFound
 from forebay.model.text import counted
 
 if TYPE_CHECKING:
-    from forebay.model.status import DeadLetter, RedrivePlan
+    from forebay.model.status import DeadLetter, PurgePlan, RedrivePlan
 
 commands = Commands()
 
@@ -465,13 +463,11 @@ def purge(
     ] = None,
     queue: Queue = None,
     cause: Cause = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    how: How,
 ) -> None:
     """Delete old dead letters, or those of a cause, permanently, now.
 
-    See `forebay dead keep` for a rule.
+    All at once, or none. See `forebay dead keep` for a rule.
     """
     if older_than is None and cause is None:
         raise ConfigError("dead purge", "needs --older-than or --cause")
@@ -480,14 +476,29 @@ def purge(
     which = f" of queue {queue}" if queue else ""
     which += f" of cause {cause}" if cause else ""
     which += f" older than {older_than}" if older_than else ""
-    if not yes and not confirmed(f"Delete dead letters{which}?"):
-        raise SystemExit(ExitCode.FAILED)
+    client = client_of(how.dsn)
+    token = agreed(
+        how,
+        lambda: client.plan_purge_dead(age, queue=queue, cause=cause),
+        lambda plan: f"Delete {counted(plan.jobs, 'dead letter')}{which}?",
+        _print_purge_plan,
+    )
     with patience("purge", "nothing is deleted: run the same command again"):
-        count = client_of(dsn).purge_dead(age, queue=queue, cause=cause)
-    if as_json:
+        count = client.purge_dead(age, queue=queue, cause=cause, token=token)
+    if how.as_json:
         print_json({"purged": count})
     else:
         console().print(f"deleted dead letters: {count:,}")
+
+
+def _print_purge_plan(plan: PurgePlan) -> None:
+    rows = facts_table()
+    rows.add_row("would delete", Text(counted(plan.jobs, "dead letter"), "bold"))
+    if plan.jobs:
+        rows.add_row("redriven", f"{plan.redriven:,} of them")
+        rows.add_row("died", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
+    rows.add_row("token", plan.token)
+    console().print(rows)
 
 
 def _queue(letter: DeadLetter) -> str:

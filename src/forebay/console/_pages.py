@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from forebay.console._text import instant_of
-from forebay.doctor import without_workers
-from forebay.doctor.examine import examine
 from forebay.errors import ConfigError, EndpointNotFound
 from forebay.guard.holder_query import holders
 from forebay.model.change import JobFilter
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 
     from forebay.console._source import Source
     from forebay.model.schedules import ScheduleStatus
-    from forebay.model.stats import StatsSample
+    from forebay.model.stats import StatsSample, StatsStep
 
 Facts = dict[str, Any]
 
@@ -74,6 +72,13 @@ _SPANS: Final[dict[str, tuple[Any, timedelta]]] = {
     "day": ("minute", timedelta(days=1)),
     "month": ("hour", timedelta(days=30)),
 }
+
+#: The finest steps first: how long each is kept, and the longest range of which it makes curves.
+_STEPS: Final[tuple[tuple[StatsStep, timedelta, timedelta], ...]] = (
+    ("second", timedelta(hours=1), timedelta(minutes=10)),
+    ("minute", timedelta(days=7), timedelta(days=2)),
+    ("hour", timedelta(days=366), timedelta(days=366)),
+)
 
 #: Columns of a list of jobs that a person can choose, beside the number of the job.
 COLUMNS: Final = (
@@ -187,19 +192,60 @@ async def _overview(source: Source, request: Request) -> Facts:
     }
 
 
+class Window(NamedTuple):
+    """The time that curves show.
+
+    Attributes:
+        span: hour, day or month, up to now; empty: from one time to another.
+        step: of its samples.
+        until: None: now.
+    """
+
+    span: str
+    step: StatsStep
+    since: datetime
+    until: datetime | None
+
+    def moved(self, begin: float, end: float) -> dict[str, str]:
+        """Return another window, by its ends in lengths of this one, as a part of an address."""
+        until = self.until or datetime.now(UTC)
+        length = until - self.since
+        ends = {"since": self.since + begin * length, "until": self.since + end * length}
+        return {name: at.isoformat(timespec="milliseconds") for name, at in ends.items()}
+
+
+def _window(request: Request) -> Window:
+    """Return the time that an address asks for: a span, or what a person zoomed into."""
+    now = datetime.now(UTC)
+    since, until = _instant(request, "since"), _instant(request, "until")
+    if since is None and until is None:
+        span = _text(request, "span") or "hour"
+        if span not in _SPANS:
+            raise ConfigError("span", f"is {span!r}, not one of {', '.join(_SPANS)}")
+        step, length = _SPANS[span]
+        return Window(span, step, now - length, None)
+    longest = _STEPS[-1][1]
+    until = now if until is None else min(now, max(until, now - longest))
+    since = until - timedelta(hours=1) if since is None else max(since, now - longest)
+    if since >= until:
+        raise ConfigError("since", "is not before until, or not in the past")
+    step = next(
+        (step for step, kept, most in _STEPS if since > now - kept and until - since <= most),
+        _STEPS[-1][0],
+    )
+    return Window("", step, since, until)
+
+
 async def _queue(source: Source, request: Request) -> Facts:
     name = _needed(request, "queue")
-    span = _text(request, "span") or "hour"
-    if span not in _SPANS:
-        raise ConfigError("span", f"is {span!r}, not one of {', '.join(_SPANS)}")
-    step, length = _SPANS[span]
+    window = _window(request)
     overview = await source.overview()
     loads = [one for one in overview.queues if one.queue == name]
-    series = await source.read(stats.stats_series(step, datetime.now(UTC) - length, None, name))
+    series = await source.read(stats.stats_series(window.step, window.since, window.until, name))
     counted = await source.read(stats.stats(name))
     limits = await source.read(queues.limits(name))
     times, curves = _curves(series)
-    happened = await source.happenings(times[0], name) if times else []
+    happened = await source.happenings(times[0], name, window.until) if times else []
     return {
         "section": "Overview",
         "name": name,
@@ -214,8 +260,9 @@ async def _queue(source: Source, request: Request) -> Facts:
         "kinds": _by(counted, "kind"),
         "tags": _by(counted, "tag"),
         "priorities": _by(counted, "priority"),
-        "span": span,
+        "window": window,
         "spans": list(_SPANS),
+        "times": times,
         "curves": curves,
         "marks": marks(happened, times),
     }
@@ -538,9 +585,13 @@ async def _database(source: Source, _request: Request) -> Facts:
 
 
 async def _doctor(source: Source, request: Request) -> Facts:
-    found = without_workers(await examine(source.address))
-    found.sort(key=lambda one: one.level.rank)
-    return {"section": "Database", "findings": _part(request, found)}
+    examined = await source.doctor.examined()
+    return {
+        "section": "Database",
+        "age": examined.age_seconds,
+        "compared": examined.compared_seconds,
+        "findings": _part(request, list(examined.found)),
+    }
 
 
 async def _events(source: Source, request: Request) -> Facts:

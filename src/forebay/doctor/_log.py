@@ -12,6 +12,8 @@ from forebay.policy.retry import human_duration
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from forebay.ops.operation import ResultRows
 
 #: A queue with waiting jobs and no claim for this long is not served.
@@ -347,6 +349,37 @@ order by 3 desc, 1, 2
 def queues() -> Operation[list[Finding]]:
     """Queues with waiting jobs that no worker claims."""
     return Operation(_QUEUES_SQL, _judge_queues)
+
+
+def judge_measured_queues(data: Mapping[str, Any]) -> list[Finding]:
+    """Return what ``queues`` finds, from measurements: without a count of all that waits."""
+    now = data["at"]
+    alive = any(worker["is_alive"] for worker in data["workers"])
+    broken = {each["queue"]: each["open"] for each in data["breakers"]}
+
+    def ago(at: float | None) -> float | None:
+        return None if at is None else max(0.0, now - at)
+
+    return _judge_queues(
+        [
+            (
+                *(one[name] for name in _COUNTED),
+                ago(one["paused_at"]),
+                ago(one["claimed_at"]),
+                alive,
+                broken.get(one["queue"], 0),
+            )
+            for one in sorted(
+                data["queues"], key=lambda one: (-one["ready"], one["queue"], one["group"] or "")
+            )
+        ]
+    )
+
+
+#: The first columns of the rows, as measurements name them.
+_COUNTED: Final = (
+    "queue", "group", "ready", "scheduled", "claimed", "running", "retrying", "cancelled",
+)  # fmt: skip
 
 
 def _judge_queues(rows: ResultRows) -> list[Finding]:

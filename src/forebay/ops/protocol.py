@@ -199,6 +199,8 @@ class HeartbeatAnswer:
     queue_attempts: Mapping[str, int] = field(default_factory=dict)
     #: The settings of the database that workers follow, of those that were set.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Who requested the worker to stop; None: no operator.
+    stop_by: str | None = None
 
 
 def open_group(queue: str, name: str) -> Operation[int]:
@@ -335,7 +337,7 @@ def heartbeat(
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
         "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency,"
-        " muted_causes, queue_attempts::text, settings::text"
+        " muted_causes, queue_attempts::text, settings::text, stop_by"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s, %(memory_kb)s)",
         _heartbeat_answer,
         {
@@ -566,7 +568,7 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
     (row,) = rows
     (
         open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted, most,
-        followed,
+        followed, stop_by,
     ) = row  # fmt: skip
     return HeartbeatAnswer(
         frozenset(open_leases),
@@ -578,4 +580,5 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
         frozenset(muted or ()),
         {} if most is None else json.loads(most),
         {} if followed is None else json.loads(followed),
+        stop_by,
     )

@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
-from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, RedrivePlan
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, PurgePlan, RedrivePlan
 from forebay.ops import dead
 
 
@@ -141,6 +141,7 @@ class DeadLetters(ClientBase):
         *,
         queue: str | None = None,
         cause: str | None = None,
+        token: str | None = None,
         conn: SyncConnection | None = None,
     ) -> int:
         """Delete dead letters older than ``age``; return their number.
@@ -149,9 +150,32 @@ class DeadLetters(ClientBase):
             age: in seconds or as a timedelta.
             queue: only this queue.
             cause: only this cause, from ``dead_groups``.
+            token: of ``plan_purge_dead``: exactly those that it counted. Newer ones are left.
             conn: the connection whose transaction to use.
+
+        Raises:
+            JobsChanged: other dead letters match by now than those of the token, or another session
+                works on one of them; none was deleted.
         """
-        return self._run(conn, dead.purge_dead(age, queue, cause))
+        return self._run(conn, dead.purge_dead(age, queue, cause, token))
+
+    def plan_purge_dead(
+        self,
+        age: float | timedelta,
+        *,
+        queue: str | None = None,
+        cause: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> PurgePlan:
+        """Return what ``purge_dead`` would delete, and its token; change nothing.
+
+        Args:
+            age: as there.
+            queue: as there.
+            cause: as there.
+            conn: the connection to use.
+        """
+        return self._run(conn, dead.plan_purge_dead(age, queue, cause))
 
     def dead_groups(
         self,
