@@ -14,6 +14,17 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
+from forebay._flow_errors import (
+    ChildrenDied,
+    FlowError,
+    ParkingSwallowed,
+    StepChanged,
+    StepFailed,
+    StepRefused,
+    StepTooLarge,
+    WaitTaken,
+    WaitTimeout,
+)
 from forebay._error import (
     ForebayError,
     OutcomeRefused,
@@ -27,16 +38,17 @@ from forebay._error import (
 
 __all__ = [
     "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged",
-    "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable", "DeadLetterError",
-    "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists", "EndpointInUse",
-    "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
-    "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
-    "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost",
-    "NoResult", "OutcomeRefused", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge",
-    "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout", "ScheduleChanged",
-    "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError", "SinkUnavailable",
-    "SoftTimeout", "SubjectNotFound", "TargetUnavailable", "TransactionStateError",
-    "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
+    "BackfillError", "BackfillNotFound", "ChildrenDied", "ConfigError", "DatabaseUnavailable",
+    "DeadLetterError", "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists",
+    "EndpointInUse", "EndpointNotFound", "EnqueueError", "FlowError", "ForebayError",
+    "ForeignCluster", "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob",
+    "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost",
+    "NoResult", "OutcomeRefused", "ParkingSwallowed", "PayloadDiffers", "PayloadTooDeep",
+    "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout",
+    "ScheduleChanged", "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError",
+    "SinkUnavailable", "SoftTimeout", "StepChanged", "StepFailed", "StepRefused", "StepTooLarge",
+    "SubjectNotFound", "TargetUnavailable", "TransactionStateError", "UnknownBatch", "UnknownKind",
+    "WaitTaken", "WaitTimeout", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
 ]  # fmt: skip
 
 

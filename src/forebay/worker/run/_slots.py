@@ -7,6 +7,7 @@ is lost, the call is dropped and nothing is settled.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
     from forebay.worker.ground.common import Common
     from forebay.worker.ground.held import HeldJob
+    from forebay.worker.run._flow import Flows
     from forebay.worker.run._places import Places
     from forebay.worker.run.reporter import OutcomeReporter
 
@@ -54,6 +56,7 @@ class Slots:
         resources: shared objects for the contexts of handlers.
         on_free: called when the slot of a call that still runs was freed, and when there are more
             slots.
+        flows: makes the steps of handlers.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Slots:
         places: Places,
         resources: Mapping[str, Any],
         on_free: Callable[[], None],
+        flows: Flows,
     ) -> None:
         middleware = common.app.middleware
         self._settings = common.settings
@@ -74,6 +78,7 @@ class Slots:
         self._around_plain = around_attempts(middleware, is_async=False)
         self._around_coroutines = around_attempts(middleware, is_async=True)
         self._on_free = on_free
+        self._flows = flows
         #: Whether the calls of a kind run in child processes of this one.
         self.runs_in_child = places.runs_in_child
         #: The running calls with their jobs. Removing a call frees its slot.
@@ -116,6 +121,7 @@ class Slots:
                 deadline=None if hard is None else now + hard,
                 resources=self._resources,
                 report=lambda done, note: self._reporter.progress(helds, done, note),
+                verbs=functools.partial(self._flows.of, call),
             )
         self.calls[call] = helds
         for held in helds:

@@ -54,6 +54,8 @@ class Call(msgspec.Struct, eq=False):
     why: HandlerError | None = None
     settling: bool = False
     in_child: bool = False
+    #: Its steps; None: the handler has used none.
+    flow: Any = None
     timers: list[asyncio.TimerHandle] = []
     _jobs: list[Job] | None = None
 
