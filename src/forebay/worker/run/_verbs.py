@@ -159,7 +159,7 @@ class Verbs:
         shown = shown_step(name, text_of(key))
         most = policy.max_attempts if policy is not flow.call.kind.retry else job.max_attempts
         described = describe_exception(error)
-        decision = policy.decide(error, flow.attempt, random.random(), max_attempts=most)
+        decision = policy.decide(error, job.attempt, random.random(), max_attempts=most)
         if not isinstance(decision, GiveUp):
             ended = Ended(0, "retried", after=decision.seconds)
             ended.error = error_record(job, described, message=f"step {shown}: {described.message}")
