@@ -70,7 +70,7 @@ def test_two_writers_of_one_number(database):
 
 def test_without_the_comparison_a_second_writer_is_not_told(database):
     """The guard: what is there is compared."""
-    break_function(database, "_record_steps", ("and s.name = e.value ->> 'name'", ""))
+    break_function(database, "_record_steps", ("and s.name = i.name ", ""))
     with violation():
         two_writers_of_one_number(database)
 
