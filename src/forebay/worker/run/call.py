@@ -54,6 +54,8 @@ class Call(msgspec.Struct, eq=False):
     why: HandlerError | None = None
     settling: bool = False
     in_child: bool = False
+    #: Its steps; None: the handler has used none.
+    flow: Any = None
     timers: list[asyncio.TimerHandle] = []
     _jobs: list[Job] | None = None
 
@@ -66,6 +68,12 @@ class Call(msgspec.Struct, eq=False):
         if self._jobs is None:
             self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
         return self._jobs
+
+    def restart_attempts(self) -> None:
+        """Count the attempts of its job anew from this one: it has recorded a checkpoint."""
+        (held,) = self.helds
+        held.row.attempt = None
+        self._jobs = None
 
     def attempt(self) -> Attempt:
         """Return the attempt as middlewares see it."""

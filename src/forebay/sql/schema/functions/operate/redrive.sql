@@ -76,6 +76,7 @@ begin
         seq, lane, enqueued_at, expires_at, {job})
     values (v_job_id, v_lane, forebay._now(), case when d.headers ? 'forebay-subject' then greatest(d.expires_at, forebay._now() + interval '30 days') end,
             {job of d});
+    perform forebay._copy_steps(d.job_id, d.group_id, v_job_id, v_group, null);
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
     perform forebay._announce_jobs(d.queue, forebay._group_name(d.group_id), 'redriven', array[d.job_id]);
