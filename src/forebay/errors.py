@@ -14,6 +14,16 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
+from forebay._error import (
+    ForebayError,
+    OutcomeRefused,
+    ScheduleChanged,
+    ScheduleError,
+    ScheduleNotFound,
+    SubjectNotFound,
+    facts_in,
+    shown,
+)
 from forebay._flow_errors import (
     ChildrenDied,
     FlowError,
@@ -24,16 +34,6 @@ from forebay._flow_errors import (
     StepTooLarge,
     WaitTaken,
     WaitTimeout,
-)
-from forebay._error import (
-    ForebayError,
-    OutcomeRefused,
-    ScheduleChanged,
-    ScheduleError,
-    ScheduleNotFound,
-    SubjectNotFound,
-    facts_in,
-    shown,
 )
 
 __all__ = [
@@ -552,6 +552,12 @@ class WorkerLost(HandlerError):
     template = "worker lost: {problem}"
     problem: str | None = "the process ended without a response"
 
+
+for _cls in (
+    ChildrenDied, FlowError, ParkingSwallowed, StepChanged, StepFailed, StepRefused, StepTooLarge,
+    WaitTaken, WaitTimeout,
+):  # fmt: skip
+    _cls.__module__ = __name__  # The name that dead letters and logs have, and users import.
 
 #: Every SQLSTATE that our SQL functions raise. Class JQ is unassigned: classes from 0 to 4 and A to
 #: H belong to the standard.

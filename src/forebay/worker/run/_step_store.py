@@ -10,6 +10,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import psycopg
+
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
 from forebay.ops import flows
@@ -58,24 +60,24 @@ class StepStore:
             LeaseLost: the job belongs to another worker.
             DatabaseUnavailable: it may have been recorded, or not.
         """
-        lease = held.lease.lease_id
-        future: asyncio.Future[StepStatus] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(lease, []).append((step, future))
-        if self._writer is None:
-            self._writer = asyncio.get_running_loop().create_task(self._write())
-        for failures in range(1, _TRIES + 1):
+        failures = 0
+        while True:
             try:
-                return await future
+                return await self._recorded(held.lease.lease_id, step)
             except DatabaseUnavailable:
+                failures += 1
                 if failures == _TRIES or held.ended or held.lease.lost:
                     raise
                 await asyncio.sleep(reconnect_seconds(failures, random.random(), cap_seconds=1.0))
-                # A repeated checkpoint is recognised.
-                future = asyncio.get_running_loop().create_future()
-                self._waiting.setdefault(lease, []).append((step, future))
-                if self._writer is None:
-                    self._writer = asyncio.get_running_loop().create_task(self._write())
-        raise AssertionError("unreachable")
+
+    def _recorded(self, lease: int, step: NewStep) -> asyncio.Future[StepStatus]:
+        """Let a checkpoint be written; one that is repeated is recognised."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[StepStatus] = loop.create_future()
+        self._waiting.setdefault(lease, []).append((step, future))
+        if self._writer is None:
+            self._writer = loop.create_task(self._write())
+        return future
 
     async def _write(self) -> None:
         try:
@@ -86,9 +88,9 @@ class StepStore:
                     self._waiting[lease] = rest
                 else:
                     del self._waiting[lease]
+                steps = [step for step, _ in some]
                 try:
-                    operation = flows.record(lease, [step for step, _ in some])
-                    statuses = await self._opened().run(operation)
+                    statuses = await self._written(flows.record(lease, steps, with_effects=False))
                 except Exception as error:
                     for _, future in some:
                         if not future.done():
@@ -100,6 +102,15 @@ class StepStore:
                         future.set_result(status)
         finally:
             self._writer = None
+
+    async def _written(self, operation: Operation[T]) -> T:
+        """Run an operation again that met another writer of a number, whose row it then sees."""
+        for _ in range(_TRIES):
+            try:
+                return await self._opened().run(operation)
+            except psycopg.errors.UniqueViolation:
+                continue
+        return await self._opened().run(operation)
 
     async def end_wait(self, held: HeldJob, no: int) -> Checkpoint | None:
         """End a wait whose time is over; return its checkpoint, None if there is no such wait."""
@@ -145,4 +156,3 @@ class StepStore:
             await asyncio.gather(self._writer, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
-

@@ -240,12 +240,10 @@ def failures(call: Call, error: BaseException) -> list[Ended]:
     for held in call.helds:
         if not held.ended:
             held.raised = raised
+    endeds = [failure(call.kind, job, error) for job in call.jobs]
     if call.flow is not None and call.flow.progressed:
-        (job,) = call.jobs
-        ended = failure(call.kind, msgspec.structs.replace(job, attempt=1), error)
-        ended.attempts = 1
-        return [ended]
-    return [failure(call.kind, job, error) for job in call.jobs]
+        endeds[0].attempts = 1
+    return endeds
 
 
 def _failure_of(held: HeldJob, kind: Kind, job: Job, error: BaseException) -> Ended:
@@ -260,7 +258,9 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     if isinstance(error, JobCancelled):
         return Ended(0, "cancelled", error=described)
     if isinstance(error, FlowError):
-        return dead(kind, job, "exhausted" if isinstance(error, StepFailed) else "permanent", described)
+        return dead(
+            kind, job, "exhausted" if isinstance(error, StepFailed) else "permanent", described
+        )
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
     if isinstance(decision, GiveUp):
         ended = dead(kind, job, decision.reason, described)
