@@ -45,6 +45,8 @@ _BUILT_IN: Final = {
         "Run the jobs of an application, and its drains."),
     "enqueue": ("_enqueue:enqueue", _RUN,
         "Enqueue a job by the name of its kind, and commit it."),
+    "signal": ("_signal:send_signal", _RUN,
+        "Send a signal, and commit it: the flow that waits for it continues."),
     "backfill": ("_backfill:backfill", _RUN,
         "Enqueue a job for each row of a table or query, in the database."),
     "config": ("_config:config", _RUN,

@@ -13,7 +13,7 @@ from forebay.model import JobState
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
-from forebay.ops import jobs, results
+from forebay.ops import flows, jobs, results
 from forebay.watch import explain
 
 T = TypeVar("T")
@@ -164,3 +164,26 @@ class AsyncJobs(AsyncClientBase):
             GroupNotFound: the queue does not have this group.
         """
         return await self._run(conn, jobs.cancel(job_id, group))
+
+    async def signal(
+        self, conn: AsyncConnection | None, name: str, key: str | int, payload: Any = None
+    ) -> bool:
+        """Send a signal: the flow that waits for this name and key continues after the commit.
+
+        It may begin to wait later: a signal is kept until a flow takes it, at most 30 days.
+
+        Args:
+            conn: the connection whose transaction to use; None: a separate transaction.
+            name: what the flow waits for, as in ``ctx.wait(name)``.
+            key: which flow: the key of its wait, or, without one, the id of its job.
+            payload: what the wait returns; a JSON value.
+
+        Returns:
+            True for the first signal of the pair; False if another one waits to be taken: then this
+            one was not kept.
+
+        Raises:
+            InvalidJob: a value cannot be used; nothing was sent.
+            PayloadTooLarge: the payload has more bytes than ``args_bytes_max``.
+        """
+        return await self._run(conn, flows.signal(name, key, payload))
