@@ -14,6 +14,16 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
+from forebay._error import (
+    ForebayError,
+    OutcomeRefused,
+    ScheduleChanged,
+    ScheduleError,
+    ScheduleNotFound,
+    SubjectNotFound,
+    facts_in,
+    shown,
+)
 from forebay._flow_errors import (
     ChildrenDied,
     FlowError,
@@ -24,16 +34,6 @@ from forebay._flow_errors import (
     StepTooLarge,
     WaitTaken,
     WaitTimeout,
-)
-from forebay._error import (
-    ForebayError,
-    OutcomeRefused,
-    ScheduleChanged,
-    ScheduleError,
-    ScheduleNotFound,
-    SubjectNotFound,
-    facts_in,
-    shown,
 )
 
 __all__ = [

@@ -17,7 +17,8 @@ SOON = RetryPolicy(max_attempts=3, strategy="fixed", base_seconds=0.001, jitter=
 
 def steps(conn, job_id):
     rows = conn.execute(
-        "select kind::text, name, key, value from forebay.step where job_id = %s order by no", [job_id]
+        "select kind::text, name, key, value from forebay.step where job_id = %s order by no",
+        [job_id],
     ).fetchall()
     return [tuple(row) for row in rows]
 
@@ -241,7 +242,5 @@ async def test_a_step_that_fails_is_tried_again_and_then_reaches_the_handler(app
     job = work.enqueue(conn)
     await run_until_idle(app)
     assert len(tries) == 3
-    assert seen == ["step 'charge' failed: builtins.OSError: no card", "refund"] or seen == [
-        "step 'charge' failed: OSError: no card", "refund"
-    ]
+    assert seen == ["step 'charge' failed: OSError: no card", "refund"]
     assert state(conn, job) == "done"

@@ -36,8 +36,6 @@ def signal(conn: SyncConnection, name: str, key: str | int, payload: Any = None)
     return run(conn, flows.signal(name, key, payload))
 
 
-async def asignal(
-    conn: AsyncConnection, name: str, key: str | int, payload: Any = None
-) -> bool:
+async def asignal(conn: AsyncConnection, name: str, key: str | int, payload: Any = None) -> bool:
     """Asynchronous form of ``signal``."""
     return await run_async(conn, flows.signal(name, key, payload))

@@ -5,7 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 from forebay.errors import OutcomeRefused, StepRefused
 from forebay.model.doors import of_a_handler
@@ -27,15 +37,42 @@ if TYPE_CHECKING:
 
     from forebay.errors import HandlerError
     from forebay.model.job import Job
-    from forebay.ops.enqueue import Call
-    from forebay.policy.retry import RetryPolicy
 
 ConnectionT = TypeVar("ConnectionT")
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 
+
+class RetryRule(Protocol):
+    """A ``RetryPolicy``."""
+
+    @property
+    def max_attempts(self) -> int: ...
+
+
+class JobCall(Protocol):
+    """A ``Call``: what ``handler.call(...)`` returns."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def args(self) -> str: ...
+
+
 #: Held briefly at the start of a wait and of a stop request.
 _waiting = threading.Lock()
+
+
+class Step(NamedTuple):
+    """A step as a handler gives it; see ``Context.step``."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    named: Mapping[str, Any]
+    key: object
+    retry: object
+    also: tuple[str, ...]
 
 
 class _JobLogger(logging.LoggerAdapter[logging.Logger]):
@@ -220,14 +257,14 @@ class Context:
     @overload
     def step(
         self, name: str, function: Callable[..., Coroutine[Any, Any, T]], /, *args: Any,
-        key: str | int | None = ..., retry: RetryPolicy | Mapping[str, Any] | None = ...,
+        key: str | int | None = ..., retry: RetryRule | Mapping[str, Any] | None = ...,
         also: Sequence[str] = ..., **named: Any,
     ) -> Coroutine[Any, Any, T]: ...  # fmt: skip
 
     @overload
     def step(
         self, name: str, function: Callable[..., Any], /, *args: Any,
-        key: str | int | None = ..., retry: RetryPolicy | Mapping[str, Any] | None = ...,
+        key: str | int | None = ..., retry: RetryRule | Mapping[str, Any] | None = ...,
         also: Sequence[str] = ..., **named: Any,
     ) -> Any: ...  # fmt: skip
 
@@ -238,7 +275,7 @@ class Context:
         /,
         *args: Any,
         key: str | int | None = None,
-        retry: RetryPolicy | Mapping[str, Any] | None = None,
+        retry: RetryRule | Mapping[str, Any] | None = None,
         also: Sequence[str] = (),
         **named: Any,
     ) -> Any:
@@ -270,11 +307,8 @@ class Context:
             StepTooLarge: the result has more than a megabyte, or the flow too many steps.
             StepRefused: a name twice, or an argument that cannot be used.
         """
-        verbs = self._steps(name)
-        return verbs.step(
-            name, function, args, named, key=key, retry=retry, also=tuple(also),
-            in_transaction=False,
-        )  # fmt: skip
+        asked = Step(name, function, args, named, key, retry, tuple(also))
+        return self._steps(name).step(asked, in_transaction=False)
 
     def once(
         self,
@@ -283,7 +317,7 @@ class Context:
         /,
         *args: Any,
         key: str | int | None = None,
-        retry: RetryPolicy | Mapping[str, Any] | None = None,
+        retry: RetryRule | Mapping[str, Any] | None = None,
         also: Sequence[str] = (),
         **named: Any,
     ) -> Any:
@@ -295,11 +329,8 @@ class Context:
 
         For arguments, result and errors see ``step``.
         """
-        verbs = self._steps(name)
-        return verbs.step(
-            name, function, args, named, key=key, retry=retry, also=tuple(also),
-            in_transaction=True,
-        )  # fmt: skip
+        asked = Step(name, function, args, named, key, retry, tuple(also))
+        return self._steps(name).step(asked, in_transaction=True)
 
     def sleep(
         self,
@@ -333,9 +364,10 @@ class Context:
         as_type: Any = Any,
         step_key: str | int | None = None,
     ) -> Any:
-        """Wait for ``forebay.signal(conn, name, key, payload)``, without a slot; return its payload.
+        """Wait for ``forebay.signal(conn, name, key, payload)``; return the payload.
 
-        Await it in a coroutine handler. The signal may come before the wait.
+        It gives the slot back meanwhile. Await it in a coroutine handler. The signal may come
+        before the wait.
 
         Args:
             name: of the signal, and of the step.
@@ -355,7 +387,7 @@ class Context:
     def gather(
         self,
         name: str,
-        calls: Iterable[Call],
+        calls: Iterable[JobCall],
         *,
         on_dead: Literal["raise", "collect"] = "raise",
         key: str | int | None = None,
@@ -390,9 +422,9 @@ class Context:
     ) -> Any:
         """Iterate over the items that are not done, with a checkpoint after each.
 
-        ``async for`` in a coroutine handler, ``for`` in a plain one. The body runs at least once for
-        each item; an item is done when the next one is asked for. After ``break`` the last one is
-        not done.
+        ``async for`` in a coroutine handler, ``for`` in a plain one. The body runs at least once
+        for each item; an item is done when the next one is asked for. After ``break`` the last one
+        is not done.
 
         Args:
             name: of the loop.

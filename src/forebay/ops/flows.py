@@ -48,7 +48,7 @@ class NewStep:
     kind: str
     name: str
     key: str | None = None
-    value: msgspec.Raw | None = None
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)

@@ -209,8 +209,8 @@ class HeldJob(msgspec.Struct, eq=False):
     ``ended`` is set once, by the first decision how the job ended; later decisions are ignored.
     ``interrupted`` is the reason why the handler was asked to stop. ``follows`` is the previous job
     of the same ordering key and lease, until this job ends. ``raised`` is the exception with which
-    it ended, until that is logged. ``child`` is what its parent learns of its end, if it is the child
-    of a flow.
+    it ended, until that is logged. ``child`` is what its parent learns of its end, if it is the
+    child of a flow.
     """
 
     row: ClaimedJob

@@ -87,14 +87,7 @@ class CallRunner:
                     helds[0].batch.counters.append(result.counters)
                 self._reporter.finish_returned(helds, endeds)
         except Unwound as unwound:
-            if unwound.ended is not None and call.why is None:
-                if unwound.ended.outcome == "retried":
-                    helds[0].raised = Raised(unwound.__cause__ or unwound)
-                self._reporter.finish_all(call, [unwound.ended])
-            elif call.why is not None:
-                self._fail(call, helds, call.why)
-            else:
-                self._fail(call, helds, LeaseLost(helds[0].lease.lease_id))
+            self._end_flow(call, helds, unwound)
         except BaseException as error:  # a handler may raise anything; the worker continues
             may_be_released = kind.transaction or isinstance(error, NoThreadError)
             if may_be_released and not call.started and call.why is None:
@@ -114,6 +107,17 @@ class CallRunner:
                 timer.cancel()
             if self._slots.calls.pop(call, None) is not None:
                 self._on_free()
+
+    def _end_flow(self, call: Call, helds: list[HeldJob], unwound: Unwound) -> None:
+        """End an attempt that a step has ended."""
+        if call.why is not None:
+            self._fail(call, helds, call.why)
+        elif unwound.ended is None:
+            self._fail(call, helds, LeaseLost(helds[0].lease.lease_id))
+        else:
+            if unwound.ended.outcome == "retried":
+                helds[0].raised = Raised(unwound.__cause__ or unwound)
+            self._reporter.finish_all(call, [unwound.ended])
 
     async def _run_in_process(self, call: Call, helds: list[HeldJob]) -> None:
         processes = self._places.processes

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
     from forebay.worker.ground.common import Common
     from forebay.worker.ground.held import HeldJob
-    from forebay.worker.run._flow import Flows
     from forebay.worker.run._places import Places
     from forebay.worker.run.reporter import OutcomeReporter
 
@@ -52,11 +51,10 @@ class Slots:
     Args:
         common: the number of slots, default timeouts, the group and the middlewares.
         reporter: receives the outcomes of interrupted calls, and progress.
-        places: threads and child processes.
+        places: threads, child processes, and steps.
         resources: shared objects for the contexts of handlers.
         on_free: called when the slot of a call that still runs was freed, and when there are more
             slots.
-        flows: makes the steps of handlers.
     """
 
     def __init__(
@@ -66,7 +64,6 @@ class Slots:
         places: Places,
         resources: Mapping[str, Any],
         on_free: Callable[[], None],
-        flows: Flows,
     ) -> None:
         middleware = common.app.middleware
         self._settings = common.settings
@@ -78,7 +75,7 @@ class Slots:
         self._around_plain = around_attempts(middleware, is_async=False)
         self._around_coroutines = around_attempts(middleware, is_async=True)
         self._on_free = on_free
-        self._flows = flows
+        self._flows = places.flows
         #: Whether the calls of a kind run in child processes of this one.
         self.runs_in_child = places.runs_in_child
         #: The running calls with their jobs. Removing a call frees its slot.

@@ -58,24 +58,24 @@ class StepStore:
             LeaseLost: the job belongs to another worker.
             DatabaseUnavailable: it may have been recorded, or not.
         """
-        lease = held.lease.lease_id
-        future: asyncio.Future[StepStatus] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(lease, []).append((step, future))
-        if self._writer is None:
-            self._writer = asyncio.get_running_loop().create_task(self._write())
-        for failures in range(1, _TRIES + 1):
+        failures = 0
+        while True:
             try:
-                return await future
+                return await self._recorded(held.lease.lease_id, step)
             except DatabaseUnavailable:
+                failures += 1
                 if failures == _TRIES or held.ended or held.lease.lost:
                     raise
                 await asyncio.sleep(reconnect_seconds(failures, random.random(), cap_seconds=1.0))
-                # A repeated checkpoint is recognised.
-                future = asyncio.get_running_loop().create_future()
-                self._waiting.setdefault(lease, []).append((step, future))
-                if self._writer is None:
-                    self._writer = asyncio.get_running_loop().create_task(self._write())
-        raise AssertionError("unreachable")
+
+    def _recorded(self, lease: int, step: NewStep) -> asyncio.Future[StepStatus]:
+        """Let a checkpoint be written; one that is repeated is recognised."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[StepStatus] = loop.create_future()
+        self._waiting.setdefault(lease, []).append((step, future))
+        if self._writer is None:
+            self._writer = loop.create_task(self._write())
+        return future
 
     async def _write(self) -> None:
         try:
@@ -145,4 +145,3 @@ class StepStore:
             await asyncio.gather(self._writer, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
-

@@ -260,7 +260,9 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     if isinstance(error, JobCancelled):
         return Ended(0, "cancelled", error=described)
     if isinstance(error, FlowError):
-        return dead(kind, job, "exhausted" if isinstance(error, StepFailed) else "permanent", described)
+        return dead(
+            kind, job, "exhausted" if isinstance(error, StepFailed) else "permanent", described
+        )
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
     if isinstance(decision, GiveUp):
         ended = dead(kind, job, decision.reason, described)

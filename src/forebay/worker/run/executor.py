@@ -18,13 +18,13 @@ from forebay.worker.ground.threads import Threads
 from forebay.worker.run import endings
 from forebay.worker.run._call_queue import CallQueue
 from forebay.worker.run._call_runner import CallRunner
-from forebay.worker.run._flow import Flows
 from forebay.worker.run._key_queues import KeyQueues
 from forebay.worker.run._loop_share import LoopShare
 from forebay.worker.run._places import Places
 from forebay.worker.run._slots import Slots
 from forebay.worker.run._step_store import StepStore
 from forebay.worker.run._transactions import HandlerTransactions
+from forebay.worker.run._verbs import Flows
 from forebay.worker.run.reporter import OutcomeReporter
 
 if TYPE_CHECKING:
@@ -96,12 +96,15 @@ class Executor:
         self.transactions = HandlerTransactions(
             common.dsn, common.application_name, self._threads, self._waiting.is_next
         )
-        places = Places(
-            self._threads, self.transactions, processes, common.settings.processes is not None
-        )
         self._steps = StepStore(common.dsn, common.application_name)
-        flows = Flows(self._steps, self.transactions, self._kinds)
-        self.slots = Slots(common, self._reporter, places, resources, self._on_slot_free, flows)
+        places = Places(
+            self._threads,
+            self.transactions,
+            processes,
+            common.settings.processes is not None,
+            Flows(self._steps, self.transactions, self._kinds),
+        )
+        self.slots = Slots(common, self._reporter, places, resources, self._on_slot_free)
         runner = CallRunner(self.slots, self._reporter, self._keys, places, on_free)
         self._run = runner.run
         #: Running mean of handler durations, by queue, in seconds.

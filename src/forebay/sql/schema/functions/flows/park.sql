@@ -127,7 +127,7 @@ begin
     if v_jobs = '{}' then
         return 0;
     end if;
-    return cardinality(forebay._move_deferred('retry', '{}', array(
+    return cardinality(forebay._move_deferred_rows('retry', '{}', array(
         select d.deferred_id
         from unnest(v_jobs, v_groups) u (job_id, group_id)
         cross join lateral (select i.deferred_id, i.lane from forebay.deferred i where i.job_id = u.job_id offset 0) d
