@@ -73,3 +73,29 @@ def test_a_client_sends_a_signal_in_a_transaction(database, conn):
     assert client.signal(None, "approval", 7, {"a": 1})
     assert not client.signal(None, "approval", 7)
     assert json.dumps(one(conn, "select payload from forebay.signal")) == '{"a": 1}'
+
+
+# --- rewind ---
+
+
+async def test_the_command_line_rewinds_a_flow(forebay, app, conn):
+    """
+    A dry run counts the steps; a step that is not there is wrong usage.
+    """
+
+    @app.job()
+    async def work(ctx: library.Context) -> None:
+        await ctx.step("charge", int, key="a")
+        await ctx.wait("approval")
+
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    planned = forebay("jobs", "rewind", job, "--from", "charge=a", "--dry-run", "--json").json
+    assert planned == {
+        "group": "default", "state": "scheduled", "kept": 0, "dropped": 2, "children": 0
+    }  # fmt: skip
+    assert forebay("jobs", "rewind", job, "--from", "charge").code == 2
+    assert forebay("jobs", "rewind", job, "--from", "=a").code == 2
+    answer = forebay("jobs", "rewind", job, "--from", "charge=a")
+    assert (answer.code, answer.out) == (0, f"job {job} continues from step charge=a\n")
+    assert one(conn, "select count(*) from forebay.step") == 0

@@ -18,12 +18,10 @@
 --   children, ended, first_dead
 --                how many jobs it waits for, how many of them have ended, and the first of those
 --                that is dead or was cancelled
---   cancelled_at when it was cancelled while it waited: its handler compensates, and ends
+--   cancelled_at  when it was cancelled while it waited: its handler compensates, and ends
 --
--- Kinds of steps: step, once, item, failed, sleep, wait, signal, timeout, taken, children,
--- cancelled.
---
--- Parameters: `with_values`, also what the steps have returned, at most 16 megabytes.
+-- A step is of the kind step, once, item, failed, sleep, wait, signal, timeout, taken, children or
+-- cancelled. `with_values` adds what the steps have returned, at most 16 megabytes.
 -- pages: 60 + 60 a job
 create function forebay.flow(job_id bigint, with_values boolean default false)
 returns table (group_name text, steps jsonb, waits_for text, step text, step_key text, since timestamptz, until timestamptz,
@@ -79,7 +77,7 @@ begin
         waits_for := case when until > forebay._now() then 'sleep' end;
         since := v_last.at;
     elsif v_last.kind = 'p' then
-        select 'signal', w.since, w.until, w.name, w.key into waits_for, since, until, signal_name, signal_key
+        select 'signal', w.since, case when v_last.value ->> 'seconds' is not null then w.until end, w.name, w.key into waits_for, since, until, signal_name, signal_key
         from forebay.waiter w where w.job_id = p_job_id and w.group_id = p_group_id and w.no = v_last.no + 1;
         since := least(since, v_last.at);
     elsif v_last.kind = 'g' then
