@@ -553,6 +553,12 @@ class WorkerLost(HandlerError):
     problem: str | None = "the process ended without a response"
 
 
+for _cls in (
+    ChildrenDied, FlowError, ParkingSwallowed, StepChanged, StepFailed, StepRefused, StepTooLarge,
+    WaitTaken, WaitTimeout,
+):  # fmt: skip
+    _cls.__module__ = __name__  # The name that dead letters and logs have, and users import.
+
 #: Every SQLSTATE that our SQL functions raise. Class JQ is unassigned: classes from 0 to 4 and A to
 #: H belong to the standard.
 SQLSTATES: Final[dict[str, type[ForebayError]]] = {

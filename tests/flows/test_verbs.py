@@ -7,7 +7,7 @@ import pytest
 import forebay
 from forebay import RetryPolicy
 from tests.support.engine import one, shift_clock, state
-from tests.support.fix_worker import run_until_idle
+from tests.support.fix_worker import run_retries
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def test_a_step_is_done_once_and_its_result_comes_back(app, conn, flavour)
                 raise ValueError
 
     job = work.enqueue(conn, 7)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     assert calls == [7]
     assert attempts == [{"paid": 7}] * 3
     assert state(conn, job) == "done"
@@ -85,7 +85,7 @@ async def test_once_commits_effect_and_checkpoint_together(app, conn, flavour):
                 raise ValueError
 
     job = work.enqueue(conn, 7)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     assert count == [8, 8]
     assert one(conn, "select array_agg(n) from booked") == [7]
     assert state(conn, job) == "done"
@@ -111,14 +111,14 @@ async def test_a_sleep_gives_its_slot_back(app, conn, flavour):
             seen.append("after")
 
     job = work.enqueue(conn)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     assert seen == ["before"]
     assert state(conn, job) == "scheduled"
     shift_clock(conn, 39 * 86400)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     assert seen == ["before"]
     shift_clock(conn, 41 * 86400)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     assert seen == ["before", "before", "after"]
     assert state(conn, job) == "done"
 
@@ -143,12 +143,12 @@ async def test_a_signal_wakes_its_flow(app, conn, flavour, first):
         assert forebay.signal(conn, "approval", 42, {"by": "Ada"})
         assert not forebay.signal(conn, "approval", 42, {"by": "Bob"})
     job = work.enqueue(conn, 42)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     if first == "wait":
         assert state(conn, job) == "scheduled"
         assert seen == []
         assert forebay.signal(conn, "approval", 42, {"by": "Ada"})
-        await run_until_idle(app)
+        await run_retries(app, conn)
     assert seen == [{"by": "Ada"}]
     assert state(conn, job) == "done"
     assert one(conn, "select count(*) from forebay.signal") == 0
@@ -168,9 +168,9 @@ async def test_a_wait_ends_with_its_time(app, conn):
             seen.append(str(error))
 
     job = work.enqueue(conn)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     shift_clock(conn, 61)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     assert seen == ["step 'approval' waited 60 s, and no signal came"]
     assert state(conn, job) == "done"
 
@@ -196,7 +196,7 @@ async def test_gather_returns_results_in_order(app, conn, flavour):
             seen.append(ctx.gather("labels", label.calls(range(50))))
 
     job = work.enqueue(conn)
-    await run_until_idle(app, concurrency=1)
+    await run_retries(app, conn, concurrency=1)
     assert seen == [[n * n for n in range(50)]]
     assert state(conn, job) == "done"
 
@@ -214,7 +214,7 @@ async def test_each_has_a_checkpoint_for_each_item(app, conn):
             done.append(n)
 
     job = work.enqueue(conn)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     assert done == [0, 1, 2, "x", 3, 4]
     assert state(conn, job) == "done"
 
@@ -240,7 +240,7 @@ async def test_a_step_that_fails_is_tried_again_and_then_reaches_the_handler(app
             await ctx.step("refund", refund)
 
     job = work.enqueue(conn)
-    await run_until_idle(app)
+    await run_retries(app, conn)
     assert len(tries) == 3
     assert seen == ["step 'charge' failed: OSError: no card", "refund"]
     assert state(conn, job) == "done"

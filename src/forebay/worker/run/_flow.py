@@ -79,11 +79,6 @@ class Flow:
         self._bytes = 0
         self._open = 0
 
-    @property
-    def attempt(self) -> int:
-        """Number of the attempt since the last checkpoint, from 1."""
-        return 1 if self.progressed else self.call.jobs[0].attempt
-
     def forgotten(self) -> list[str]:
         """Return the names of the recorded steps that the handler has not asked for."""
         return sorted({name for name, _ in (self._found or {}).keys() - self._asked})
@@ -154,7 +149,7 @@ class Flow:
 
     def keep(self, step: NewStep) -> Checkpoint:
         """Remember a checkpoint that is recorded."""
-        self.progressed = True
+        self._progress()
         value = None if step.value is msgspec.UNSET else bytes(step.value).decode()
         kept_step = Checkpoint(
             step.no, step.kind, step.name, step.key, value, datetime.now(UTC), 0.0
@@ -165,10 +160,15 @@ class Flow:
 
     def keep_found(self, step: Checkpoint) -> None:
         """Remember a checkpoint that the database made."""
-        self.progressed = True
+        self._progress()
         self._next = max(self._next, step.no + 1)
         assert self._found is not None
         self._found[step.name, step.key] = step
+
+    def _progress(self) -> None:
+        if not self.progressed:
+            self.progressed = True
+            self.call.restart_attempts()
 
     def give_back(self, step: NewStep) -> None:
         """Use the number of a checkpoint again that was not recorded."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from forebay.arguments.results import ran
 from forebay.forks import end_if_copy
 from forebay.ops import flows
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 
 class CheckpointRefused(BaseException):
     """Another attempt has recorded this checkpoint: roll the transaction back."""
+
+
+def is_taken(error: Exception) -> bool:
+    """Return whether another transaction has recorded a checkpoint of the same number."""
+    return (
+        isinstance(error, psycopg.errors.UniqueViolation)
+        and error.diag.constraint_name == "step_pkey"
+    )
 
 
 class StepCall:
@@ -96,7 +106,7 @@ class StepCall:
             end_if_copy()
 
     def _recording(self, step: NewStep) -> Any:
-        return flows.record(self._call.helds[0].lease.lease_id, [step])
+        return flows.record(self._call.helds[0].lease.lease_id, [step], with_effects=True)
 
     @staticmethod
     def _check(statuses: list[StepStatus]) -> None:

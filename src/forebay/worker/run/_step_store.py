@@ -10,6 +10,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import psycopg
+
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
 from forebay.ops import flows
@@ -86,9 +88,9 @@ class StepStore:
                     self._waiting[lease] = rest
                 else:
                     del self._waiting[lease]
+                steps = [step for step, _ in some]
                 try:
-                    operation = flows.record(lease, [step for step, _ in some])
-                    statuses = await self._opened().run(operation)
+                    statuses = await self._written(flows.record(lease, steps, with_effects=False))
                 except Exception as error:
                     for _, future in some:
                         if not future.done():
@@ -100,6 +102,15 @@ class StepStore:
                         future.set_result(status)
         finally:
             self._writer = None
+
+    async def _written(self, operation: Operation[T]) -> T:
+        """Run an operation again that met another writer of a number, whose row it then sees."""
+        for _ in range(_TRIES):
+            try:
+                return await self._opened().run(operation)
+            except psycopg.errors.UniqueViolation:
+                continue
+        return await self._opened().run(operation)
 
     async def end_wait(self, held: HeldJob, no: int) -> Checkpoint | None:
         """End a wait whose time is over; return its checkpoint, None if there is no such wait."""

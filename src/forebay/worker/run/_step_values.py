@@ -192,6 +192,8 @@ def until_in(flow: FlowEnd, began: dict[str, Any], left: float) -> FlowEnd:
 
 def calls_of(name: str, calls: Iterable[Any], correlation_id: str | None) -> list[JobCall]:
     """Return the jobs to gather, checked, with the correlation id of their parent."""
+    if not isinstance(calls, Iterable):
+        raise StepRefused(name, f"gathers {shown(calls)}, which is no list of calls")
     given: list[JobCall] = []
     for call in calls:
         if not isinstance(call, JobCall):

@@ -32,7 +32,7 @@ from forebay.ops.protocol import Ended
 from forebay.policy.error_text import describe_exception
 from forebay.policy.retry import GiveUp, RetryPolicy
 from forebay.worker.run._flow import Flow, Unwound
-from forebay.worker.run._step_calls import CheckpointRefused, StepCall
+from forebay.worker.run._step_calls import CheckpointRefused, StepCall, is_taken
 from forebay.worker.run._step_values import (
     calls_of,
     checked_key,
@@ -130,6 +130,8 @@ class Verbs:
             except (FlowError, HandlerError, LeaseLost, UnknownBatch):
                 raise
             except Exception as error:
+                if made and is_taken(error):
+                    raise flow.end(name, Ended(0, "released")) from None
                 if made and spoils_connection(error):
                     # The commit may have arrived.
                     raise flow.end(name, Ended(0, "released", after=1.0)) from error
@@ -159,7 +161,7 @@ class Verbs:
         shown = shown_step(name, text_of(key))
         most = policy.max_attempts if policy is not flow.call.kind.retry else job.max_attempts
         described = describe_exception(error)
-        decision = policy.decide(error, flow.attempt, random.random(), max_attempts=most)
+        decision = policy.decide(error, job.attempt, random.random(), max_attempts=most)
         if not isinstance(decision, GiveUp):
             ended = Ended(0, "retried", after=decision.seconds)
             ended.error = error_record(job, described, message=f"step {shown}: {described.message}")

@@ -69,6 +69,12 @@ class Call(msgspec.Struct, eq=False):
             self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
         return self._jobs
 
+    def restart_attempts(self) -> None:
+        """Count the attempts of its job anew from this one: it has recorded a checkpoint."""
+        (held,) = self.helds
+        held.row.attempt = None
+        self._jobs = None
+
     def attempt(self) -> Attempt:
         """Return the attempt as middlewares see it."""
         return Attempt(job=self.jobs[0], jobs=self.jobs, conn=self.given)

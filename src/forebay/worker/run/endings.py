@@ -240,12 +240,10 @@ def failures(call: Call, error: BaseException) -> list[Ended]:
     for held in call.helds:
         if not held.ended:
             held.raised = raised
+    endeds = [failure(call.kind, job, error) for job in call.jobs]
     if call.flow is not None and call.flow.progressed:
-        (job,) = call.jobs
-        ended = failure(call.kind, msgspec.structs.replace(job, attempt=1), error)
-        ended.attempts = 1
-        return [ended]
-    return [failure(call.kind, job, error) for job in call.jobs]
+        endeds[0].attempts = 1
+    return endeds
 
 
 def _failure_of(held: HeldJob, kind: Kind, job: Job, error: BaseException) -> Ended:

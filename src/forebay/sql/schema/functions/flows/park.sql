@@ -91,7 +91,7 @@ begin
             select w.job_id, w.group_id, w.no, w.step, w.step_key, w.name, w.key, s.payload
             from forebay.waiter w join forebay.signal s on s.name = w.name and s.key = w.key
             where w.name = v_signal.name and w.key = v_signal.key
-              and exists (select from forebay.deferred d where d.job_id = w.job_id)  -- Else an attempt of it decides, or it has ended.
+              and forebay._parked_row(w.job_id, w.group_id) is not null  -- Else an attempt of it decides, or it has ended.
             for update of w, s skip locked
         ), waiter as (
             delete from forebay.waiter w using due d where w.name = d.name and w.key = d.key
@@ -131,12 +131,25 @@ begin
         return 0;
     end if;
     return cardinality(forebay._move_deferred_rows('retry', '{}', array(
-        select d.deferred_id
-        from unnest(v_jobs, v_groups) u (job_id, group_id)
-        cross join lateral (select i.deferred_id, i.lane from forebay.deferred i where i.job_id = u.job_id offset 0) d
-        cross join lateral (select i.audience from forebay.lane i where i.lane = d.lane limit 1) l
-        where l.audience in (u.group_id, -u.group_id))));
+        select r.deferred_id
+        from unnest(v_jobs, v_groups) u (job_id, group_id) cross join lateral (select forebay._parked_row(u.job_id, u.group_id) as deferred_id) r
+        where r.deferred_id is not null)));
 end
+$$;
+
+
+-- The row of a job in a group that waits for its time and was not promoted; null: none.
+create function forebay._parked_row(p_job_id bigint, p_group_id bigint) returns bigint
+language sql stable
+-- planner: indexed
+as $$
+    select d.deferred_id
+    from (select i.* from forebay.deferred i where i.job_id = p_job_id offset 0) d
+    cross join lateral (select i.audience from forebay.lane i where i.lane = d.lane limit 1) l
+    left join lateral (select p.* from forebay.promotion p order by p.no desc limit 1) p on true
+    where l.audience in (p_group_id, -p_group_id)
+      and (p.no is null or (d.run_at, d.deferred_id) > (p.run_at, p.deferred_id) or not pg_visible_in_snapshot(d.xid, p.snap))
+    limit 1
 $$;
 
 

@@ -27,20 +27,28 @@ $$;
 --   repeated  the same checkpoint was there: the answer to an earlier call was lost
 --   refused   another checkpoint has its number: another attempt of the job has continued
 --
+-- Parameters: `p_with_effects`, the transaction has effects of a step: a revocation waits for it.
+--
 -- Errors: JQ010 the lease is closed.
 -- Transaction: any. In the transaction of a step, its effects and the checkpoint are one commit.
--- Locks: the lease (KEY SHARE), until the transaction ends.
+-- Locks: with effects the lease (KEY SHARE), until the transaction ends.
 --
--- Inside: Invariants "single holder": a revocation waits for the transaction, or it is refused; and
--- "one checkpoint, one number".
+-- Inside: Invariants "single holder": a revocation waits for a transaction with effects, or it is
+-- refused; and "one checkpoint, one number". A checkpoint alone needs no lock: one that is committed
+-- after a revocation is of a step that has run, and if the next attempt has not read it, the number
+-- refuses one of the two.
 -- pages: 20 + 8 a job
-create function forebay.record_steps_v1(p_lease_id bigint, p_steps jsonb) returns text[]
+create function forebay.record_steps_v1(p_lease_id bigint, p_steps jsonb, p_with_effects boolean default true) returns text[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: hot
 as $$
 begin
-    perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share;
+    if p_with_effects then
+        perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share;
+    else
+        perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null;
+    end if;
     if not found then
         raise exception using errcode = 'JQ010',
             message = format('lease %s is closed', p_lease_id),
@@ -53,40 +61,35 @@ $$;
 
 
 -- Append checkpoints, and say which were written.
+--
+-- Not "on conflict", which writes another record of the log for each row. So two writers of one number at the same moment meet an error of
+-- the primary key; called again, it sees the row of the other one.
 create function forebay._record_steps(p_steps jsonb) returns text[]
 language plpgsql volatile
 -- planner: hot
 as $$
 declare
-    v_now constant timestamptz := forebay._now();
-    v_statuses text[];
+    v_new integer;
 begin
     if pg_sequence_last_value('forebay.flow_seq') is null then
         perform nextval('forebay.flow_seq');
     end if;
-    with given as materialized (
-        select g.* from jsonb_array_elements(p_steps) with ordinality e (value, nr)
-        cross join lateral (select e.nr, i.job_id, i.group_id, i.no, i.kind::"char" as kind, i.name, i.key, i.value
-                            from jsonb_to_record(e.value) i (job_id bigint, group_id bigint, no integer, kind text, name text, key text, value jsonb)) g
-    ), written as (
-        insert into forebay.step (job_id, group_id, at, no, kind, name, key, value)
-        select g.job_id, g.group_id, v_now, g.no, g.kind, g.name, g.key, g.value from given g order by g.nr
-        on conflict do nothing
-        returning job_id, group_id, no
-    )
-    select array_agg(case when w.no is not null then 'recorded' end order by g.nr) into v_statuses
-    from given g left join written w on (w.job_id, w.group_id, w.no) = (g.job_id, g.group_id, g.no);
-    if array_position(v_statuses, null) is not null then
-        -- A later statement: it sees what another transaction has committed meanwhile.
-        v_statuses := array(
-            select coalesce(v_statuses[e.nr], case when exists (
-                       select from forebay.step s
-                       where s.job_id = (e.value ->> 'job_id')::bigint and s.group_id = (e.value ->> 'group_id')::bigint
-                         and s.no = (e.value ->> 'no')::integer and s.kind = (e.value ->> 'kind')::"char" and s.name = e.value ->> 'name'
-                         and s.key is not distinct from e.value ->> 'key' and s.value is not distinct from nullif(e.value -> 'value', 'null'))
-                   then 'repeated' else 'refused' end)
-            from jsonb_array_elements(p_steps) with ordinality e (value, nr) order by e.nr);
+    insert into forebay.step (job_id, group_id, at, no, kind, name, key, value)
+    select i.job_id, i.group_id, forebay._now(), i.no, i.kind::"char", i.name, i.key, nullif(i.value, 'null')
+    from jsonb_to_recordset(p_steps) i (job_id bigint, group_id bigint, no integer, kind text, name text, key text, value jsonb)
+    where not exists (select from forebay.step s where s.job_id = i.job_id and s.group_id = i.group_id and s.no = i.no);
+    get diagnostics v_new = row_count;
+    if v_new = jsonb_array_length(p_steps) then
+        return array_fill('recorded'::text, array[v_new]);
     end if;
-    return v_statuses;
+    return array(
+        select case when s.no is null then 'refused'
+                    when s.xmin::text = pg_current_xact_id()::xid::text then 'recorded'
+                    when s.kind = i.kind::"char" and s.name = i.name and s.key is not distinct from i.key
+                         and s.value is not distinct from nullif(i.value, 'null') then 'repeated' else 'refused' end
+        from jsonb_array_elements(p_steps) with ordinality e (value, nr)
+        cross join lateral jsonb_to_record(e.value) i (job_id bigint, group_id bigint, no integer, kind text, name text, key text, value jsonb)
+        left join lateral (select t.*, t.xmin from forebay.step t where t.job_id = i.job_id and t.group_id = i.group_id and t.no = i.no) s on true
+        order by e.nr);
 end
 $$;
