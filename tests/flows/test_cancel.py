@@ -82,11 +82,11 @@ async def test_a_flow_that_is_cancelled_now_ends_without_running(app, conn, pend
             await ctx.gather("parts", child.calls([1, 2]))
 
     job = work.enqueue(conn)
-    await run_until_idle(app, queue={"default": 1})
+    await run_until_idle(app, queue="default")
     assert one(conn, "select forebay.cancel(%s, now => true)", job) == "cancelled"
     assert state(conn, job) == "cancelled"
-    await run_until_idle(app)
-    await run_until_idle(app)
+    await run_until_idle(app, queue="default")
+    await run_until_idle(app, queue="default")
     assert seen == [1]
     assert state(conn, job) == "cancelled"
     assert left_behind(conn) == 0
@@ -133,7 +133,7 @@ async def test_children_are_cancelled_with_their_parent(app, conn):
             raise
 
     job = parent.enqueue(conn)
-    await run_until_idle(app, queue={"default": 1})
+    await run_until_idle(app, queue="default")
     plan = conn.execute(
         "select answer, jobs from forebay.plan_change('cancel', %s) order by 1",
         [json.dumps({"ids": [job]})],
@@ -141,7 +141,7 @@ async def test_children_are_cancelled_with_their_parent(app, conn):
     assert [tuple(row) for row in plan] == [("cancelled", 1), ("children", 250)]
     assert one(conn, "select forebay.cancel(%s)", job) == "requested"
     for _ in range(3):
-        await run_until_idle(app, queue={"default": 1})
+        await run_until_idle(app, queue="default")
     assert seen == ["cancelled"]
     assert state(conn, job) == "cancelled"
     query = "select count(*) from forebay.tombstone where reason = 'c'"
@@ -166,7 +166,7 @@ async def test_a_child_that_is_cancelled_before_it_starts_has_ended(app, conn):
             seen.append(error.died)
 
     job = parent.enqueue(conn)
-    await run_until_idle(app, queue={"default": 1})
+    await run_until_idle(app, queue="default")
     first = one(conn, "select job_ids[1] from forebay.gather_part")
     assert one(conn, "select forebay.cancel(%s)", first) == "cancelled"
     await run_until_idle(app)
@@ -189,7 +189,7 @@ async def test_a_mutant_that_tells_no_parent_fails(app, conn, database):
         await ctx.gather("parts", child.calls([1]))
 
     job = parent.enqueue(conn)
-    await run_until_idle(app, queue={"default": 1})
+    await run_until_idle(app, queue="default")
     break_function(database, "_after_cancelled", ("is null then", "is not null then"))
     one(conn, "select forebay.cancel(%s)", one(conn, "select job_ids[1] from forebay.gather_part"))
     await run_until_idle(app)

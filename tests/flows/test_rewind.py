@@ -108,7 +108,7 @@ async def test_a_parent_goes_on_when_its_dead_children_have_ended_well(app, conn
     assert state(conn, job) == "dead"
     client = forebay.Client(database)
     broken[0] = False
-    first, second = (letter.dead_id for letter in client.dead_letters(kind=child.name))
+    first, second = (letter.dead_id for letter in client.dead_letters(kind="child"))
     client.redrive(first)
     await run_until_idle(app)
     assert seen == []

@@ -71,7 +71,7 @@ async def test_a_sleep_and_a_gather_are_seen(app, conn, database):
 
     asleep, gathers = sleeper.enqueue(conn), parent.enqueue(conn)
     # The second child is for another queue, which no worker serves.
-    await run_until_idle(app, queue={"default": 1})
+    await run_until_idle(app, queue="default")
     client = forebay.Client(database)
     (flow,) = client.flow(asleep)
     assert flow.waits_for == "sleep"

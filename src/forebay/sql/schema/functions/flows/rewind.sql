@@ -53,9 +53,11 @@ $$;
 --   kept, dropped      how many checkpoints stay, and how many are forgotten
 --   children           how many jobs that a forgotten step waits for have not ended
 --
+-- Parameters: as forebay.rewind(); `only_group` is its `group_name`.
+--
 -- Errors: as forebay.rewind().
 -- pages: 500 + 60 a segment
-create function forebay.plan_rewind(job_id bigint, step text, key text default null, group_name text default null)
+create function forebay.plan_rewind(job_id bigint, step text, key text default null, only_group text default null)
 returns table (group_name text, state text, kept integer, dropped integer, children integer)
 language plpgsql stable security definer
 rows 1
@@ -68,7 +70,7 @@ begin
     select forebay._group_name(t.group_id), t.state, t.kept, t.dropped,
            coalesce((select sum(g.children - forebay._ended_children(g.gather_id))
                      from forebay.gather g where g.job_id = plan_rewind.job_id and g.group_id = t.group_id and g.no >= t.no), 0)::integer
-    from forebay._rewind_target(plan_rewind.job_id, plan_rewind.step, plan_rewind.key, plan_rewind.group_name) t;
+    from forebay._rewind_target(plan_rewind.job_id, plan_rewind.step, plan_rewind.key, plan_rewind.only_group) t;
 end
 $$;
 
@@ -95,7 +97,7 @@ begin
                (select max(d.dead_id) from forebay.dead_letter d
                 where d.job_id = p_job_id and d.group_id = g.group_id and d.redriven_at is null) as dead_id
         from forebay.job(p_job_id) j
-        join forebay.queue_group g on g.queue = j.queue and g.name = j.group_name
+        left join forebay.queue_group g on g.queue = j.queue and g.name = j.group_name
         where (p_group is null or j.group_name = p_group)
     loop
         v_states := concat_ws(' and ', v_states, v_found.state);
