@@ -36,7 +36,9 @@ async def test_a_parked_flow_goes_on_again_from_a_step(app, conn, database):
     forebay.signal(conn, "approval", "k")
     await run_until_idle(app)
     assert state(conn, job) == "done"
-    assert one(conn, "select new ->> 'step' from forebay.event where act = 'jobs.rewind'") == "charge"
+    assert (
+        one(conn, "select new ->> 'step' from forebay.event where act = 'jobs.rewind'") == "charge"
+    )
 
 
 async def test_a_dead_flow_goes_on_again_from_a_step(app, conn, database):

@@ -36,9 +36,7 @@ select to_jsonb(d)::text
 from forebay.depth(only_queue => %(queue)s) d"""
 
 
-def cancel(
-    job_id: int, group: str | None = None, *, now: bool = False
-) -> Operation[CancelAnswer]:
+def cancel(job_id: int, group: str | None = None, *, now: bool = False) -> Operation[CancelAnswer]:
     """Return the call that cancels a job; it returns what that means for the job."""
     return Operation(
         "select forebay.cancel(%(job_id)s::bigint, %(group)s, %(now)s::boolean)",
