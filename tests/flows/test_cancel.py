@@ -19,7 +19,8 @@ def left_behind(conn) -> int:
     """Rows of jobs that wait for a time, and waits for signals."""
     return one(
         conn,
-        "select (select count(*) from forebay.deferred d where d.kind <> '' and d.run_at > forebay._now())"
+        "select (select count(*) from forebay.deferred d"
+        " where d.kind <> '' and d.run_at > forebay._now())"
         " + (select count(*) from forebay.waiter)",
     )
 
@@ -50,7 +51,10 @@ async def test_a_cancelled_flow_compensates_with_steps(app, conn, way):
         assert one(conn, "select forebay.cancel(%s)", job) == "requested"
         assert one(conn, "select forebay.cancel(%s)", job) == "requested"
     else:
-        query = "select answer || ' ' || jobs from forebay.change_jobs('cancel', '{\"queue\": \"default\"}')"
+        query = (
+            "select answer || ' ' || jobs"
+            " from forebay.change_jobs('cancel', '{\"queue\": \"default\"}')"
+        )
         assert one(conn, query) == "requested 1"
         assert conn.execute(query).fetchall() == []
     await run_until_idle(app)

@@ -70,7 +70,7 @@ async def test_a_dead_flow_goes_on_again_from_a_step(app, conn, database):
 
 async def test_what_cannot_be_rewound_is_refused(app, conn, database):
     """
-    With nothing written: a job that is unknown, ended or not recorded, and a step that is not there.
+    With nothing written: a job that is unknown, or has ended, and a missing step.
     """
 
     @app.job()
@@ -91,7 +91,7 @@ async def test_what_cannot_be_rewound_is_refused(app, conn, database):
 
 async def test_a_parent_goes_on_when_its_dead_children_have_ended_well(app, conn, database):
     """
-    It died of them; their redrive redrives it, once all have ended well, and the event log says why.
+    It died of them; once all have ended well it is redriven, and the event log says why.
     """
     broken, seen = [True], []
 
