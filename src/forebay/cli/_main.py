@@ -86,7 +86,7 @@ _BUILT_IN: Final = {
     "subscriptions": ("_publish:subscriptions", _SEND,
         "Which endpoints get which events: list, add, remove."),
     "jobs": ("_jobs:commands", _OPERATE,
-        "Jobs: list, search, show, cancel, retry, reschedule, reprioritise, rewind, replay, export."),
+        "Jobs: list, search, show, cancel, retry, reschedule, rewind, replay, export and more."),
     "dead": ("_dead:commands", _OPERATE,
         "Dead letters: list, show, redrive, skip, keep, purge, mute and more."),
     "queues": ("_queues:commands", _OPERATE,
