@@ -11,6 +11,7 @@ from forebay.cli._acts import agreed
 from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._patience import patience
+from forebay.cli._steps import From, step_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     DiedAfter,
@@ -381,12 +382,14 @@ def redrive(
     filters: Filters,
     limit: Annotated[int | None, option("--limit N", "Maximum number.")] = None,
     to_group: ToGroup = None,
+    from_: From = None,
     how: How,
 ) -> None:
     """Enqueue new jobs from dead letters: by id, by filter, or all.
 
-    Jobs are enqueued in their original order. A dead letter can be redriven once. A filter works
-    in steps; after an interruption, the same command finishes.
+    Jobs are enqueued in their original order. A dead letter can be redriven once. A flow continues
+    behind its steps; with --from, for ids only, it does that step and all later ones again. A
+    filter works in steps; after an interruption, the same command finishes.
     """
     filters["limit"] = limit
     given = any(value is not None for value in filters.values())
@@ -400,13 +403,19 @@ def redrive(
     if dead_ids:
         if how.dry_run or how.token:
             raise ConfigError("dead redrive", "takes --dry-run and --token with a filter only")
-        made = {dead_id: client.redrive(dead_id, to_group=to_group) for dead_id in dead_ids}
+        step, key = (None, None) if from_ is None else step_of(from_)
+        made = {
+            dead_id: client.redrive(dead_id, to_group=to_group, from_step=step, from_key=key)
+            for dead_id in dead_ids
+        }
         if how.as_json:
             print_json([{"dead_id": dead, "job_id": new} for dead, new in made.items()])
             return
         for dead, new in made.items():
             console().print(f"redriven dead letter {dead} as job {new}")
         return
+    if from_ is not None:
+        raise ConfigError("--from", "needs the ids of dead letters", value=from_)
     filters["to_group"] = to_group
     token = agreed(
         how,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from forebay.cli._commands import argument
 from forebay.cli._database import client_of
+from forebay.cli._steps import newest_step
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import ago, attempt_of, compact, moment, print_json, state_text
@@ -169,6 +170,9 @@ def _group(
     if history and history.progress and not job.state.is_final:
         done = history.progress
         yield "progress", _cut(f"{done.done:.0%} {done.note} ({ago(done.recorded_at)})")
+    flow = next((one for one in found.flows if one.group == job.group), None)
+    if flow is not None and flow.steps:
+        yield "steps", _cut(newest_step(flow))
     if history and history.result:
         yield _result(history.result.value, history.result.problem)
     if reason is not None and not job.state.is_final:

@@ -384,6 +384,7 @@ async def _job(source: Source, request: Request) -> Facts:
         "described": described,
         "others": [one for one in found.jobs if one.job_id != found.job_id],
         "histories": {one.group: one for one in found.histories},
+        "flows": {one.group: one for one in found.flows},
         "explanations": {one.group: one for one in found.explanations},
     }
 

@@ -139,13 +139,22 @@ def dead_letter(dead_id: int) -> Operation[DeadLetter]:
     return Operation(_ONE, decode, {"dead_id": checked_id(dead_id, "dead_id")})
 
 
-def redrive(dead_id: int, to_group: str | None = None) -> Operation[int]:
+def redrive(
+    dead_id: int,
+    to_group: str | None = None,
+    *,
+    from_step: str | None = None,
+    from_key: str | None = None,
+) -> Operation[int]:
     """Return the call that enqueues a new job from a dead letter and returns its id."""
     return Operation(
-        "select forebay.redrive(%(dead_id)s::bigint, %(to_group)s)",
+        "select forebay.redrive(%(dead_id)s::bigint, %(to_group)s, %(step)s, %(key)s)",
         number,
-        {"dead_id": checked_id(dead_id, "dead_id"), "to_group": to_group},
-    )
+        {
+            "dead_id": checked_id(dead_id, "dead_id"), "to_group": to_group,
+            "step": from_step, "key": from_key,
+        },
+    )  # fmt: skip
 
 
 def skip_dead(dead_id: int) -> Operation[bool]:

@@ -11,7 +11,10 @@ import msgspec
 
 from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
+from forebay.model.flows import FlowState, RewindPlan
+from forebay.ops.jobs import checked_id
 from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.records import rows_as
 
 StepStatus = Literal["recorded", "repeated", "refused"]
 
@@ -111,6 +114,42 @@ def parent_of(headers: Any) -> _Parent | None:
         return msgspec.json.decode(headers[PARENT_HEADER], type=_Parent)
     except (msgspec.MsgspecError, TypeError):
         return None
+
+
+#: The steps of a job, one row for each group.
+FLOW: Final = """\
+select (to_jsonb(f) || jsonb_build_object('group', f.group_name))::text
+from forebay.flow(%(job_id)s::bigint) f"""
+
+
+def flow(job_id: int, *, values: bool = False) -> Operation[list[FlowState]]:
+    """Return the call that reads the steps of a job and what it waits for, for each group."""
+    return Operation(
+        "select to_jsonb(f)::text from forebay.flow(%(job_id)s::bigint, %(values)s::boolean) f",
+        lambda rows: rows_as(FlowState, rows),
+        {"job_id": checked_id(job_id, "job_id"), "values": values},
+    )
+
+
+def rewind(job_id: int, step: str, key: str | None, group: str | None) -> Operation[int]:
+    """Return the call that lets a flow go on again from a step; its result is the job."""
+    return Operation(
+        "select forebay.rewind(%(job_id)s::bigint, %(step)s, %(key)s, %(group)s)",
+        scalar,
+        {"job_id": checked_id(job_id, "job_id"), "step": step, "key": key, "group": group},
+    )
+
+
+def plan_rewind(
+    job_id: int, step: str, key: str | None, group: str | None
+) -> Operation[RewindPlan]:
+    """Return the call that tells what a rewind would do."""
+    return Operation(
+        "select to_jsonb(p)::text"
+        " from forebay.plan_rewind(%(job_id)s::bigint, %(step)s, %(key)s, %(group)s) p",
+        lambda rows: rows_as(RewindPlan, rows)[0],
+        {"job_id": checked_id(job_id, "job_id"), "step": step, "key": key, "group": group},
+    )
 
 
 def steps(job_id: int, group_id: int) -> Operation[list[Checkpoint]]:

@@ -10,7 +10,9 @@ import msgspec
 
 from forebay.errors import InvalidJob, shown
 from forebay.model.archive import FoundAs, JobAttempt, Whereabouts
+from forebay.model.flows import FlowState
 from forebay.model.status import JobHistory, JobStatus
+from forebay.ops.flows import FLOW
 from forebay.ops.jobs import STATUS
 from forebay.ops.operation import Operation
 from forebay.ops.results import HISTORY
@@ -57,6 +59,7 @@ select json_build_object(
     'job_id', {_CHOSEN},
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
+    'flows', {_details(FLOW)},
     'facts', case when not exists (select from found f where f.job_id = {_CHOSEN})
                     or exists (select from found f where f.job_id = {_CHOSEN}
                         and f.state not in ('done', 'cancelled', 'expired', 'dead'))
@@ -74,6 +77,7 @@ class _Answer(msgspec.Struct):
     found: list[_Match] | None
     attempts: list[JobAttempt] | None
     histories: list[JobHistory] | None
+    flows: list[Any] | None
     facts: list[Any] | None
 
 
@@ -114,6 +118,7 @@ def _whereabouts(what: str, read: _Answer) -> Whereabouts:
         job_id=read.job_id if found else None,
         attempts=read.attempts or [],
         histories=read.histories or [],
+        flows=[msgspec.convert(one, FlowState) for one in read.flows or ()],
         explanations=reasons,
         next_steps={
             match.job.group: next_step(match.job, by_group.get(match.job.group))

@@ -20,6 +20,7 @@ import msgspec
 
 from forebay.errors import (
     DatabaseUnavailable,
+    JobCancelled,
     LeaseLost,
     StepRefused,
     StepTooLarge,
@@ -97,13 +98,20 @@ class Flow:
     def find(
         self, name: str, key: object, also: tuple[str, ...] = ()
     ) -> Generator[Any, Any, Checkpoint | None]:
-        """Return what is recorded for a step, and note that it was asked for."""
+        """Return what is recorded for a step, and note that it was asked for.
+
+        Raises:
+            JobCancelled: the job was cancelled while this step waited.
+        """
         text = checked_key(name, key)
         found = yield from self.load()
         for each in (name, *also):
             if (each, text) in found:
                 self._ask(name, text)
                 self._asked.add((each, text))
+                if found[each, text].kind == "c":
+                    where = f"while step {each!r} waited"
+                    raise JobCancelled(self.held.row.job_id, reason=where)
                 return found[each, text]
         self._ask(name, text)
         return None

@@ -44,6 +44,14 @@ create table forebay.waiter (
 );
 create index waiter_by_job on forebay.waiter (job_id);
 
+-- Flows that were cancelled while they waited: they compensate, instead of ending at once.
+create table forebay.flow_cancelled (
+    job_id       bigint not null,
+    group_id     bigint not null,
+    requested_at timestamptz not null,
+    constraint flow_cancelled_pkey primary key (job_id, group_id)
+);
+
 -- Jobs that a flow waits for together: its children.
 create table forebay.gather (
     gather_id bigint primary key,        -- random, so that no gather has the id of a lost one

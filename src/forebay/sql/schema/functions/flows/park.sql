@@ -82,6 +82,8 @@ declare
     v_gather record;
     v_ended  bigint;
 begin
+    -- First, so that a cancellation that came before a signal counts.
+    perform forebay._wake_cancelled(p_what);
     for v_signal in
         select distinct w ->> 'name' as name, w ->> 'key' as key from unnest(p_what) w where w ? 'name' order by 1, 2
     loop
@@ -120,6 +122,7 @@ begin
         end if;
         insert into forebay.gather_count (gather_id, no, ended) values (v_gather.gather_id, v_gather.no + 1, v_ended);
         if v_ended >= v_gather.children then
+            perform forebay._redrive_parent(v_gather.gather_id);
             v_jobs := v_jobs || v_gather.job_id;
             v_groups := v_groups || v_gather.group_id;
         end if;
@@ -161,5 +164,6 @@ create function forebay._wake_all_flows() returns void
 language sql volatile
 as $$
     select forebay._wake_flows_later(jsonb_build_object('name', w.name, 'key', w.key)) from forebay.waiter w;
-    select forebay._wake_flows_later(jsonb_build_object('gather', g.gather_id, 'exact', true)) from forebay.gather g
+    select forebay._wake_flows_later(jsonb_build_object('gather', g.gather_id, 'exact', true)) from forebay.gather g;
+    select forebay._wake_flows_later(jsonb_build_object('cancel', c.job_id, 'group', c.group_id)) from forebay.flow_cancelled c
 $$;

@@ -28,6 +28,7 @@ begin
         v_seen := v_seen + v_gone;
         rows := rows + v_gone;
         delete from forebay.waiter w where w.job_id = v_job;
+        delete from forebay.flow_cancelled c where c.job_id = v_job;
         v_ids := array(select g.gather_id from forebay.gather g where g.job_id = v_job);
         delete from forebay.gather_end e where e.gather_id = any (v_ids);
         delete from forebay.gather_count c where c.gather_id = any (v_ids);
