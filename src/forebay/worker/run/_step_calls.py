@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-
 from forebay.arguments.results import ran
 from forebay.forks import end_if_copy
 from forebay.ops import flows
@@ -24,14 +22,6 @@ if TYPE_CHECKING:
 
 class CheckpointRefused(BaseException):
     """Another attempt has recorded this checkpoint: roll the transaction back."""
-
-
-def is_taken(error: Exception) -> bool:
-    """Return whether another transaction has recorded a checkpoint of the same number."""
-    return (
-        isinstance(error, psycopg.errors.UniqueViolation)
-        and error.diag.constraint_name == "step_pkey"
-    )
 
 
 class StepCall:

@@ -10,8 +10,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import psycopg
-
+from forebay.db.pools import is_duplicate
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
 from forebay.ops import flows
@@ -108,8 +107,9 @@ class StepStore:
         for _ in range(_TRIES):
             try:
                 return await self._opened().run(operation)
-            except psycopg.errors.UniqueViolation:
-                continue
+            except Exception as error:
+                if not is_duplicate(error, "step_pkey"):
+                    raise
         return await self._opened().run(operation)
 
     async def end_wait(self, held: HeldJob, no: int) -> Checkpoint | None:

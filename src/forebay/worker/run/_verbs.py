@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.db.pools import spoils_connection
+from forebay.db.pools import is_duplicate, spoils_connection
 from forebay.errors import (
     ChildrenDied,
     FlowError,
@@ -32,7 +32,7 @@ from forebay.ops.protocol import Ended
 from forebay.policy.error_text import describe_exception
 from forebay.policy.retry import GiveUp, RetryPolicy
 from forebay.worker.run._flow import Flow, Unwound
-from forebay.worker.run._step_calls import CheckpointRefused, StepCall, is_taken
+from forebay.worker.run._step_calls import CheckpointRefused, StepCall
 from forebay.worker.run._step_values import (
     calls_of,
     checked_key,
@@ -130,7 +130,7 @@ class Verbs:
             except (FlowError, HandlerError, LeaseLost, UnknownBatch):
                 raise
             except Exception as error:
-                if made and is_taken(error):
+                if made and is_duplicate(error, "step_pkey"):
                     raise flow.end(name, Ended(0, "released")) from None
                 if made and spoils_connection(error):
                     # The commit may have arrived.

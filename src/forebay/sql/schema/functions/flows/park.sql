@@ -17,9 +17,9 @@ declare
     v_holder bigint;
 begin
     if v_wait is not null then
+        delete from forebay.waiter w where w.job_id = v_job_id and w.group_id = p_group_id;
         delete from forebay.waiter w
-        where w.job_id = v_job_id and w.group_id = p_group_id
-           or w.name = v_wait ->> 'name' and w.key = v_wait ->> 'key' and forebay._is_over(w.job_id, w.group_id);
+        where w.name = v_wait ->> 'name' and w.key = v_wait ->> 'key' and forebay._is_over(w.job_id, w.group_id);
         insert into forebay.waiter (name, key, job_id, group_id, no, step, step_key, since, until)
         values (v_wait ->> 'name', v_wait ->> 'key', v_job_id, p_group_id, (v_wait ->> 'no')::integer, v_wait ->> 'step', v_wait ->> 'step_key',
                 v_now, v_until)
