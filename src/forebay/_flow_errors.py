@@ -70,7 +70,7 @@ class WaitTaken(FlowError):
     """Another job waits for the same signal."""
 
     template = "step {step!r}: job {job_id} waits for signal {name!r} with key {key!r}"
-    default_hint = "Give each flow a key of its own, such as the id of what it is about."
+    default_hint = "Give each flow a separate key, such as the id of what it is about."
     job_id: int
     name: str
     key: str
@@ -95,7 +95,7 @@ class ChildrenDied(FlowError):
 
 
 class ParkingSwallowed(FlowError):
-    """The handler went on, or raised another error, where a step gave its slot back."""
+    """The handler continued, or raised another error, where a step gave its slot back."""
 
     template = "the handler swallowed what step {step!r} raises to give the slot back"
     default_hint = "Catch Exception in handlers, not BaseException; let `finally` return nothing."

@@ -535,3 +535,35 @@ def test_errors_of_flows_say_what_to_do():
     """Each has a hint that can be followed in the code."""
     assert StepChanged("a", "int", "no").hint
     assert ChildrenDied("a", 1, 2, 3).hint
+
+
+async def test_a_task_group_may_wrap_what_ends_an_attempt(app, conn):
+    """A step that fails beside another one is tried again, as it is without a group."""
+    tries = []
+
+    def shaky() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError
+        return 2
+
+    async def body(ctx):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.step("a", int))
+            group.create_task(ctx.step("b", shaky))
+
+    job = await a_flow(app, conn, body)
+    assert (state(conn, job), len(tries)) == ("done", 2)
+
+
+async def test_two_parks_in_a_task_group_are_refused_at_once(app, conn):
+    """The refusal is found in the group: no attempt is wasted."""
+
+    async def body(ctx):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.sleep("one", 60))
+            group.create_task(ctx.sleep("two", 60))
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "dead"
+    assert last_error(conn, job)["attempt"] == 1

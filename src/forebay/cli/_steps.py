@@ -49,7 +49,7 @@ def rewind(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Let a flow that waits or is dead go on again from one of its steps.
+    """Let a flow that waits or is dead continue again from one of its steps.
 
     The steps before stay. Of a dead flow a new job is made, as `forebay dead redrive` does. Jobs
     that a forgotten step had enqueued run on.

@@ -170,9 +170,7 @@ def _group(
     if history and history.progress and not job.state.is_final:
         done = history.progress
         yield "progress", _cut(f"{done.done:.0%} {done.note} ({ago(done.recorded_at)})")
-    flow = next((one for one in found.flows if one.group == job.group), None)
-    if flow is not None and flow.steps:
-        yield "steps", _cut(newest_step(flow))
+    yield from _steps(found, job)
     if history and history.result:
         yield _result(history.result.value, history.result.problem)
     if reason is not None and not job.state.is_final:
@@ -180,6 +178,12 @@ def _group(
     yield "next", Text(found.next_steps[job.group], style="bold")
     if not with_name:
         yield from _advice(job, reason)
+
+
+def _steps(found: Whereabouts, job: JobStatus) -> Iterator[tuple[str, Text]]:
+    for flow in found.flows:
+        if flow.group == job.group and flow.steps:
+            yield "steps", _cut(newest_step(flow))
 
 
 def _advice(job: JobStatus, reason: Any) -> Iterator[tuple[str, str]]:

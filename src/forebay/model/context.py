@@ -17,7 +17,7 @@ from typing import (
     overload,
 )
 
-from forebay.errors import OutcomeRefused, StepRefused
+from forebay.errors import OutcomeRefused, StepRefused, shown
 from forebay.model.doors import of_a_handler
 from forebay.model.schedules import Scheduled
 from forebay.model.subjects import SubjectRun
@@ -247,7 +247,7 @@ class Context:
         if self._verbs is None:
             if self._verbs_of is None:
                 raise StepRefused(
-                    str(name)[:40],
+                    shown(name),
                     "needs a worker: this context is made by hand",
                     hint="Run the job with forebay.testing, or in a worker.",
                 )
@@ -372,7 +372,7 @@ class Context:
         Args:
             name: of the signal, and of the step.
             key: the key of the signal; default: the id of the job.
-            timeout: seconds or a timedelta; None: it waits for ever.
+            timeout: seconds or a timedelta; None: it waits without limit.
             as_type: the type of the payload.
             step_key: tells several waits with one name in a job apart.
 
@@ -423,8 +423,8 @@ class Context:
         """Iterate over the items that are not done, with a checkpoint after each.
 
         ``async for`` in a coroutine handler, ``for`` in a plain one. The body runs at least once
-        for each item; an item is done when the next one is asked for. After ``break`` the last one
-        is not done.
+        for each item; an item is done when the loop comes to the next one. After ``break`` the last
+        one is not done.
 
         Args:
             name: of the loop.

@@ -132,7 +132,7 @@ def flow(job_id: int, *, values: bool = False) -> Operation[list[FlowState]]:
 
 
 def rewind(job_id: int, step: str, key: str | None, group: str | None) -> Operation[int]:
-    """Return the call that lets a flow go on again from a step; its result is the job."""
+    """Return the call that lets a flow continue again from a step; its result is the job."""
     return Operation(
         "select forebay.rewind(%(job_id)s::bigint, %(step)s, %(key)s, %(group)s)",
         scalar,

@@ -99,16 +99,20 @@ def where(what: object) -> Operation[Whereabouts]:
     return Operation(_WHERE, decode, {"what": text, "number": int(text) if is_number else None})
 
 
+def _of_ended(read: _Answer, found: list[Any]) -> list[Any]:
+    # It has ended in every group: that alone is the answer, without a look at workers, limits and
+    # keys.
+    errors = {history.group: history.errors for history in read.histories or ()}
+    now = Facts(read_at=datetime.now(UTC))
+    ended = [match.job for match in found if match.job.job_id == read.job_id]
+    return [explain(job, errors.get(job.group, ()), now) for job in ended]
+
+
 def _whereabouts(what: str, read: _Answer) -> Whereabouts:
     found = read.found or []
     reasons = [] if read.job_id is None else explanations(read.job_id, read.facts or [])
     if read.facts is None:
-        # It has ended in every group: that alone is the answer, without a look at workers, limits
-        # and keys.
-        errors = {history.group: history.errors for history in read.histories or ()}
-        now = Facts(read_at=datetime.now(UTC))
-        ended = [match.job for match in found if match.job.job_id == read.job_id]
-        reasons = [explain(job, errors.get(job.group, ()), now) for job in ended]
+        reasons = _of_ended(read, found)
     by_group = {one.group: one for one in reasons}
     return Whereabouts(
         what=what,

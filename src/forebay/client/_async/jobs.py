@@ -212,7 +212,7 @@ class AsyncJobs(AsyncClientBase):
     async def rewind(
         self, job_id: int, step: str, *, key: str | None = None, group: str | None = None
     ) -> int:
-        """Let a flow go on again from one of its steps; return the id of the job that continues.
+        """Let a flow continue again from one of its steps; return the id of the job that continues.
 
         The steps before stay, that step and all later ones are forgotten. A flow that waits or will
         be tried again continues at once, with the same id; of a dead one a new job is made. Jobs

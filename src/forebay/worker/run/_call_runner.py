@@ -89,6 +89,9 @@ class CallRunner:
         except Unwound as unwound:
             self._end_flow(call, helds, unwound)
         except BaseException as error:  # a handler may raise anything; the worker continues
+            if (unwound := _unwound_in(call, error)) is not None:
+                self._end_flow(call, helds, unwound)
+                return
             may_be_released = kind.transaction or isinstance(error, NoThreadError)
             if may_be_released and not call.started and call.why is None:
                 # No connection, a pooled connection that the server had ended, or no thread: the
@@ -184,6 +187,15 @@ class CallRunner:
             self.mean_seconds[queue] = mean_duration(
                 self.mean_seconds.get(queue), share, jobs=len(helds)
             )
+
+
+def _unwound_in(call: Call, error: BaseException) -> Unwound | None:
+    """Return what a step has ended the attempt with, if a task group has wrapped only that."""
+    if call.flow is None or call.flow.unwound is None or not isinstance(error, BaseExceptionGroup):
+        return None
+    unwound: Unwound = call.flow.unwound
+    others = error.split(Unwound)[1]
+    return unwound if others is None else None
 
 
 def _finish_flow(call: Call) -> None:

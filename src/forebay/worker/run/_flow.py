@@ -25,6 +25,7 @@ from forebay.errors import (
     StepRefused,
     StepTooLarge,
     UnknownBatch,
+    shown,
 )
 from forebay.ops.flows import Checkpoint, FlowEnd, NewStep
 from forebay.ops.protocol import Ended
@@ -107,16 +108,16 @@ class Flow:
         found = yield from self.load()
         for each in (name, *also):
             if (each, text) in found:
-                self._ask(name, text)
+                self._note_asked(name, text)
                 self._asked.add((each, text))
                 if found[each, text].kind == "c":
                     where = f"while step {each!r} waited"
                     raise JobCancelled(self.held.row.job_id, reason=where)
                 return found[each, text]
-        self._ask(name, text)
+        self._note_asked(name, text)
         return None
 
-    def _ask(self, name: str, key: str | None) -> None:
+    def _note_asked(self, name: str, key: str | None) -> None:
         if (name, key) in self._asked:
             raise StepRefused(
                 shown_step(name, key),
@@ -214,9 +215,9 @@ class Flow:
         try:
             yield
         except (LeaseLost, UnknownBatch):
-            raise self.end(str(name), None) from None
+            raise self.end(shown(name), None) from None
         except DatabaseUnavailable:
-            raise self.end(str(name), Ended(0, "released", after=1.0)) from None
+            raise self.end(shown(name), Ended(0, "released", after=1.0)) from None
         finally:
             self._open -= 1
 

@@ -1,7 +1,7 @@
 """Reads and records checkpoints, on a connection that opens with the first one.
 
-While a call records checkpoints, those of other jobs gather for the next one. So many flows share a
-commit, and each waits for the commit of its own checkpoint.
+While a call records checkpoints, those of other jobs gather for the next one. Several flows share a
+commit, and each waits for the commit that has its checkpoint.
 """
 
 from __future__ import annotations

@@ -20,13 +20,14 @@ from forebay.errors import (
     shown,
 )
 from forebay.model import checks
-from forebay.ops.enqueue import Call as JobCall
 from forebay.ops.flows import Checkpoint, FlowEnd, signal_key
 from forebay.ops.results import kept
 from forebay.policy.retry import RetryPolicy, as_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from forebay.ops.enqueue import Call as JobCall
 
 #: Checkpoints of a flow, bytes of one as JSON, and of all: each attempt reads them.
 STEPS_MOST: Final = 10_000
@@ -61,7 +62,7 @@ def checked_key(name: object, key: object) -> str | None:
             continue
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if not isinstance(text, str) or (what == "name" and not isinstance(value, str)):
-            raise StepRefused(str(name)[:40], f"has a {what} that is no text: {shown(value)}")
+            raise StepRefused(shown(name), f"has a {what} that is no text: {shown(value)}")
         if not 1 <= len(text) <= _NAME_MOST or any(
             ord(sign) < 32 or ord(sign) == 127 for sign in text
         ):
@@ -192,11 +193,13 @@ def until_in(flow: FlowEnd, began: dict[str, Any], left: float) -> FlowEnd:
 
 def calls_of(name: str, calls: Iterable[Any], correlation_id: str | None) -> list[JobCall]:
     """Return the jobs to gather, checked, with the correlation id of their parent."""
+    from forebay.ops.enqueue import Call  # noqa: PLC0415 - most workers gather nothing
+
     if not isinstance(calls, Iterable):
         raise StepRefused(name, f"gathers {shown(calls)}, which is no list of calls")
     given: list[JobCall] = []
     for call in calls:
-        if not isinstance(call, JobCall):
+        if not isinstance(call, Call):
             raise StepRefused(
                 name,
                 f"gathers {shown(call)}, which is no call",

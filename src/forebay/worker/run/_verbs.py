@@ -25,8 +25,6 @@ from forebay.errors import (
     WaitTimeout,
     shown,
 )
-from forebay.ops.enqueue import Call as JobCall
-from forebay.ops.enqueue import jobs_json
 from forebay.ops.flows import FlowEnd, NewStep, Wait
 from forebay.ops.protocol import Ended
 from forebay.policy.error_text import describe_exception
@@ -251,6 +249,8 @@ class Verbs:
                     yield from flow.record("s", name, key, msgspec.Raw(b"[]"))
                     return []
                 step = flow.new("g", name, key, msgspec.UNSET)
+                from forebay.ops.enqueue import jobs_json  # noqa: PLC0415 - as there
+
                 jobs = jobs_json(given)
                 try:
                     gather_id = yield functools.partial(
@@ -295,7 +295,7 @@ class Verbs:
                 raise StepTooLarge(shown_name, f"job {end.job_id} returned {end.problem}")
             as_type = Any
             call = given[place] if place < len(given) else None
-            if isinstance(call, JobCall) and call.kind in self._parts.kinds:
+            if call is not None and call.kind in self._parts.kinds:
                 kind = self._parts.kinds.get(call.kind)
                 as_type = Any if kind.is_batch else type_of(name, kind.function)
             results.append(decoded(shown_name, end.value, as_type))

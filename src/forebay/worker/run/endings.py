@@ -43,7 +43,7 @@ from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
 from forebay.policy.cause import cause_of, without_values
 from forebay.policy.error_text import describe_exception
-from forebay.policy.retry import GiveUp
+from forebay.policy.retry import GiveUp, leaves
 from forebay.worker.ground.held import Raised, job_of
 from forebay.worker.run._subjects import refuse_without_subject, with_subject
 
@@ -257,10 +257,10 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     described = _error(job, record.type, record.message, record.traceback, record.place)
     if isinstance(error, JobCancelled):
         return Ended(0, "cancelled", error=described)
-    if isinstance(error, FlowError):
-        return dead(
-            kind, job, "exhausted" if isinstance(error, StepFailed) else "permanent", described
-        )
+    of_flow = [each for each in leaves(error) if isinstance(each, FlowError)]
+    if of_flow:
+        reason = "exhausted" if isinstance(of_flow[0], StepFailed) else "permanent"
+        return dead(kind, job, reason, described)
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
     if isinstance(decision, GiveUp):
         ended = dead(kind, job, decision.reason, described)

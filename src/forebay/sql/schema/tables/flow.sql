@@ -4,7 +4,7 @@
 create sequence forebay.flow_seq as bigint cache 1;
 
 -- What a flow has done, appended; read when an attempt begins. The number is that of the writer's list, so of two writers with one
--- number the first counts, and the second is told.
+-- number the first counts, and the second is refused.
 create table forebay.step (
     job_id   bigint not null,
     group_id bigint not null,

@@ -39,7 +39,7 @@ $$;
 
 
 -- Enqueue children of a gather. `p_jobs` is as for forebay.enqueue_many(); a child has no unique
--- key, since it could be a job of somebody else.
+-- key, since it could belong to another job.
 --
 -- Parameters: `p_first`, which child the first job is, from 1.
 --

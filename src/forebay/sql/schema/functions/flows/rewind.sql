@@ -1,6 +1,6 @@
 -- grant: operator
 
--- Let a flow go on again from one of its steps: the checkpoints before it stay, that step and all
+-- Let a flow continue again from one of its steps: the checkpoints before it stay, that step and all
 -- later ones are forgotten. A flow that waits or will be tried again continues at once; of a dead
 -- one a new job is made, as forebay.redrive() does. Returns the id of the job that continues.
 --
@@ -116,6 +116,7 @@ begin
     if v_states is null then
         raise exception using errcode = 'JQ013', message = format('job %s does not exist%s', coalesce(p_job_id::text, 'null'),
                                                                   coalesce(' in group ' || quote_literal(left(p_group, 128)), '')),
+            detail = jsonb_build_object('job_id', p_job_id),
             hint = 'It was never enqueued, is not committed, or is past retention.';
     elsif v_count <> 1 then
         raise exception using errcode = 'JQ001', column = 'job_id',
