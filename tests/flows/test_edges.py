@@ -88,6 +88,8 @@ async def test_keys_tell_steps_of_one_name_apart(app, conn):
         lambda ctx: ctx.gather("a", 7),
         lambda ctx: ctx.gather("a", [], on_dead="no"),
         lambda ctx: ctx.step("a", object),
+        lambda ctx: ctx.step("a", int, also="b"),
+        lambda ctx: ctx.step("a", int, also=7),
     ],
 )
 async def test_bad_values_are_refused_by_the_name_of_the_step(app, conn, step):

@@ -146,6 +146,7 @@ class Handler(Generic[P, Q, R_co]):
             not_unique=self._chose_unique and unique is None,
         )
 
+    @door
     def calls(self, items: Iterable[Any], /) -> list[Call]:
         """Return a job for each item, its arguments checked: for ``ctx.gather``.
 

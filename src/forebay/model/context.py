@@ -72,7 +72,7 @@ class Step(NamedTuple):
     named: Mapping[str, Any]
     key: object
     retry: object
-    also: tuple[str, ...]
+    also: Sequence[str]
 
 
 class _JobLogger(logging.LoggerAdapter[logging.Logger]):
@@ -307,7 +307,7 @@ class Context:
             StepTooLarge: the result has more than a megabyte, or the flow too many steps.
             StepRefused: a name twice, or an argument that cannot be used.
         """
-        asked = Step(name, function, args, named, key, retry, tuple(also))
+        asked = Step(name, function, args, named, key, retry, also)
         return self._steps(name).step(asked, in_transaction=False)
 
     def once(
@@ -329,7 +329,7 @@ class Context:
 
         For arguments, result and errors see ``step``.
         """
-        asked = Step(name, function, args, named, key, retry, tuple(also))
+        asked = Step(name, function, args, named, key, retry, also)
         return self._steps(name).step(asked, in_transaction=True)
 
     def sleep(

@@ -110,7 +110,7 @@ class Verbs:
             policy = policy_of(name, asked.retry, flow.call.kind.retry)
             self._check(asked)
             as_type = type_of(name, asked.function)
-            found = yield from flow.find(name, key, asked.also)
+            found = yield from flow.find(name, key, tuple(asked.also))
             if found is not None:
                 return result_of(found, as_type)
             shown = shown_step(name, text_of(key))
@@ -149,6 +149,9 @@ class Verbs:
             raise StepRefused(asked.name, f"needs a function, not {shown(asked.function)}")
         if not self._flow.call.kind.is_async and is_coroutine_function(asked.function):
             raise StepRefused(asked.name, "needs a plain function, since its handler is one")
+        also = asked.also
+        if not isinstance(also, list | tuple) or not all(isinstance(one, str) for one in also):
+            raise StepRefused(asked.name, f"has also={shown(also)}, which is no list of names")
 
     def _failed(
         self, name: str, key: object, policy: RetryPolicy, error: Exception
