@@ -24,7 +24,7 @@ GOOD = {
     "enabled": True, "end": NEW_YEAR + timedelta(days=1), "endpoint": "main",
     "event_type": "shop.paid",
     "file": "x", "first": 1, "from_version": 0, "function": lambda state, args: (state, args),
-    "job_id": 1, "jobs": 1, "kind": "mail", "lanes": 4, "last": 2, "limit_key": "k",
+    "job_id": 1, "jobs": 1, "key": "42", "kind": "mail", "lanes": 4, "last": 2, "limit_key": "k",
     "name": "main", "payload": {"a": 1}, "payloads": [{"a": 1}], "priority": 5, "queue": "mail",
     "queues": [App().queue("mail", max_waiting=5)], "replay_id": 1,
     "rows": "select '{}'::jsonb as args", "schedules": [], "secret": "env:SECRET",

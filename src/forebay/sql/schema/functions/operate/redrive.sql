@@ -17,6 +17,7 @@ create function forebay.redrive(dead_id bigint, to_group text default null, from
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 declare
     d        forebay.dead_letter;
