@@ -45,6 +45,8 @@ OWN: dict[str, dict[str, object]] = {
     "key": {"limit_key": "k"},
     "limit_key": {"rate": 5},
     "pause_key": {"limit_key": "k"},
+    "plan_rewind": {"job_id": 999_999},
+    "rewind": {"job_id": 999_999},
     "plan_subjects": {"rows": "select 'page' as subject"},
     "redact_queue": {"queue": "none"},
     "replay_jobs": {"which": JobFilter(queue="none")},

@@ -82,7 +82,7 @@ language plpgsql stable
 -- planner: in order
 as $$
 declare
-    v_before constant timestamptz := coalesce(to_timestamp(p_at / 1e6), forebay._now()) - p_age;
+    v_before constant timestamptz := coalesce(to_timestamp(p_at / 1e6), forebay._now()) - least(greatest(p_age, interval '0'), interval '100 years');
 begin
     if p_age is null or p_age < interval '0' or p_age > interval '100 years' then
         raise exception using errcode = 'JQ001', column = 'age',
