@@ -313,6 +313,7 @@ async def test_a_second_flow_for_a_signal_is_told_whose_it_is(app, conn):
     assert seen == [first]
     assert (state(conn, first), state(conn, second)) == ("scheduled", "done")
     one(conn, "select forebay.cancel(%s)", first)
+    await run_retries(app, conn)
     third = work.enqueue(conn)
     await run_retries(app, conn)
     forebay.signal(conn, "go", "k")

@@ -89,8 +89,8 @@ class CallRunner:
         except Unwound as unwound:
             self._end_flow(call, helds, unwound)
         except BaseException as error:  # a handler may raise anything; the worker continues
-            if (unwound := _unwound_in(call, error)) is not None:
-                self._end_flow(call, helds, unwound)
+            if (wrapped := _unwound_in(call, error)) is not None:
+                self._end_flow(call, helds, wrapped)
                 return
             may_be_released = kind.transaction or isinstance(error, NoThreadError)
             if may_be_released and not call.started and call.why is None:
