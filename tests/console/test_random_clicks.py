@@ -37,7 +37,8 @@ VALUES = (
     "", " ", "'", '"><script>alert(1)</script>', "{{ 7 * 7 }}", "%00", "\x00", "a\nb", "\u202e",
     "\u0661\u0662", "-1", "0", "1", "9" * 18, "9" * 30, "1e309", "NaN", "-", "a" * 1500, "%", "*",
     "0001-01-01", "9999-12-31T23:59:59-14:00", "2026-11-30T12:00", "2026-02-30", "none", "dead",
-    "mail", "still", "default", "partner", "nightly", "../../etc/passwd", "1; drop table log", "🐘",
+    "mail", "still", "default", "partner", "nightly", "../../etc/passwd", "1; drop table log",
+    "🐘",
 )  # fmt: skip
 
 #: What only an act of an operator may change: no worker works on any of this.

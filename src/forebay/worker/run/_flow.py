@@ -36,6 +36,7 @@ from forebay.worker.run._step_values import (
     Json,
     checked_key,
     shown_step,
+    text_of,
 )
 
 if TYPE_CHECKING:
@@ -127,12 +128,12 @@ class Flow:
         self._asked.add((name, key))
 
     def new(self, kind: str, name: str, key: object, value: Json) -> NewStep:
-        """Return a checkpoint to record, with the next number.
+        """Return a checkpoint to record, with the next number; ``find`` has checked its name.
 
         Raises:
             StepTooLarge: the flow has too many, or they are too large.
         """
-        text = checked_key(name, key)
+        text = text_of(key)
         if self._next > STEPS_MOST:
             raise StepTooLarge(
                 shown_step(name, text),
@@ -224,35 +225,47 @@ class Flow:
     def answer(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
         """Run a verb in the thread of a plain handler."""
         with self._verb(name):
-            reply: Any = None
-            error: BaseException | None = None
-            while True:
+            turn = _Turn(verb)
+            while turn.proceeds():
                 try:
-                    asked = verb.send(reply) if error is None else verb.throw(error)
-                except StopIteration as end:
-                    return end.value
-                reply, error = None, None
-                try:
-                    if isinstance(asked, StepCall):
-                        reply = asked.here()
+                    if isinstance(turn.asked, StepCall):
+                        turn.reply = turn.asked.here()
                     else:
-                        future = asyncio.run_coroutine_threadsafe(asked(), self.loop)
-                        reply = future.result()
+                        future = asyncio.run_coroutine_threadsafe(turn.asked(), self.loop)
+                        turn.reply = future.result()
                 except BaseException as raised:
-                    error = raised
+                    turn.error = raised
+            return turn.result
 
     async def answer_async(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
         """Run a verb on the event loop of a coroutine handler."""
         with self._verb(name):
-            reply: Any = None
-            error: BaseException | None = None
-            while True:
+            turn = _Turn(verb)
+            while turn.proceeds():
                 try:
-                    asked = verb.send(reply) if error is None else verb.throw(error)
-                except StopIteration as end:
-                    return end.value
-                reply, error = None, None
-                try:
-                    reply = await asked()
+                    turn.reply = await turn.asked()
                 except BaseException as raised:
-                    error = raised
+                    turn.error = raised
+            return turn.result
+
+
+class _Turn:
+    """A verb under way: what it asks for, the reply or error that it gets, and its result."""
+
+    def __init__(self, verb: Generator[Any, Any, Any]) -> None:
+        self._verb = verb
+        self.asked: Any = None
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.result: Any = None
+
+    def proceeds(self) -> bool:
+        """Give the verb the answer; return whether it asks again, and has no result yet."""
+        reply, error = self.reply, self.error
+        self.reply = self.error = None
+        try:
+            self.asked = self._verb.send(reply) if error is None else self._verb.throw(error)
+        except StopIteration as end:
+            self.result = end.value
+            return False
+        return True

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from forebay.arguments.results import ran
+from forebay.arguments.results import gives_coroutine, ran
 from forebay.forks import end_if_copy
 from forebay.ops import flows
 from forebay.policy.error_text import calls_handlers
-from forebay.worker.run._step_values import is_coroutine_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +62,7 @@ class StepCall:
 
     async def __call__(self) -> Any:
         """Call it for a coroutine handler: a plain function in a thread."""
-        if not is_coroutine_function(self._asked.function):
+        if not gives_coroutine(self._asked.function):
             return await asyncio.to_thread(self.here)
         if self._made is None:
             return await self._awaited(())

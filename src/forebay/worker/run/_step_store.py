@@ -17,6 +17,8 @@ from forebay.ops import flows
 from forebay.policy.backoff import reconnect_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from forebay.ops.flows import Checkpoint, Gathered, NewStep, StepStatus
     from forebay.ops.operation import Operation
     from forebay.worker.ground.held import HeldJob
@@ -50,7 +52,7 @@ class StepStore:
 
     async def steps(self, held: HeldJob) -> list[Checkpoint]:
         """Return the checkpoints of a job."""
-        return await self._repeat(held, flows.steps(held.row.job_id, held.lane.group_id))
+        return await self._read(held, flows.steps(held.row.job_id, held.lane.group_id))
 
     async def record(self, held: HeldJob, step: NewStep) -> StepStatus:
         """Record a checkpoint; it is durable when this returns.
@@ -59,15 +61,7 @@ class StepStore:
             LeaseLost: the job belongs to another worker.
             DatabaseUnavailable: it may have been recorded, or not.
         """
-        failures = 0
-        while True:
-            try:
-                return await self._recorded(held.lease.lease_id, step)
-            except DatabaseUnavailable:
-                failures += 1
-                if failures == _TRIES or held.ended or held.lease.lost:
-                    raise
-                await asyncio.sleep(reconnect_seconds(failures, random.random(), cap_seconds=1.0))
+        return await self._repeat(held, lambda: self._recorded(held.lease.lease_id, step))
 
     def _recorded(self, lease: int, step: NewStep) -> asyncio.Future[StepStatus]:
         """Let a checkpoint be written; one that is repeated is recognised."""
@@ -114,7 +108,7 @@ class StepStore:
 
     async def end_wait(self, held: HeldJob, no: int) -> Checkpoint | None:
         """End a wait whose time is over; return its checkpoint, None if there is no such wait."""
-        found = await self._repeat(
+        found = await self._read(
             held, flows.end_wait(held.lease.lease_id, held.row.job_id, held.lane.group_id, no)
         )
         return found[0] if found else None
@@ -130,14 +124,17 @@ class StepStore:
 
     async def gathered(self, held: HeldJob, gather_id: int) -> list[Gathered]:
         """Return how the children of a gather ended."""
-        return await self._repeat(held, flows.gathered(gather_id))
+        return await self._read(held, flows.gathered(gather_id))
 
-    async def _repeat(self, held: HeldJob, operation: Operation[T]) -> T:
-        """Run an operation that may be repeated, for some seconds."""
+    async def _read(self, held: HeldJob, operation: Operation[T]) -> T:
+        return await self._repeat(held, lambda: self._opened().run(operation))
+
+    async def _repeat(self, held: HeldJob, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that may be repeated, for some seconds."""
         failures = 0
         while True:
             try:
-                return await self._opened().run(operation)
+                return await call()
             except DatabaseUnavailable:
                 failures += 1
                 if failures == _TRIES or held.ended or held.lease.lost:

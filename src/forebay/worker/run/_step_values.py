@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -90,13 +89,6 @@ def checked_signal_key(name: str, key: object) -> str:
         return signal_key(key)
     except InvalidJob as error:
         raise StepRefused(name, f"waits for a {error.field} that {error.problem}") from None
-
-
-def is_coroutine_function(function: object) -> bool:
-    """Return whether a call of this gives a coroutine."""
-    return inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(  # type: ignore[arg-type]
-        getattr(function, "__call__", None)  # noqa: B004 - of an object that is called
-    )
 
 
 def policy_of(name: str, retry: object, default: RetryPolicy) -> RetryPolicy:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.arguments.results import gives_coroutine
 from forebay.db.pools import is_duplicate, spoils_connection
 from forebay.errors import (
     ChildrenDied,
@@ -37,7 +38,6 @@ from forebay.worker.run._step_values import (
     checked_signal_key,
     decoded,
     encoded,
-    is_coroutine_function,
     item_key,
     policy_of,
     result_of,
@@ -147,7 +147,7 @@ class Verbs:
     def _check(self, asked: Step) -> None:
         if not callable(asked.function):
             raise StepRefused(asked.name, f"needs a function, not {shown(asked.function)}")
-        if not self._flow.call.kind.is_async and is_coroutine_function(asked.function):
+        if not self._flow.call.kind.is_async and gives_coroutine(asked.function):
             raise StepRefused(asked.name, "needs a plain function, since its handler is one")
         also = asked.also
         if not isinstance(also, list | tuple) or not all(isinstance(one, str) for one in also):
@@ -245,7 +245,6 @@ class Verbs:
             if on_dead not in ("raise", "collect"):
                 raise StepRefused(name, f"has on_dead={shown(on_dead)}, not 'raise' or 'collect'")
             found = yield from flow.find(name, key)
-            given = None
             if found is None:
                 given = calls_of(name, calls, flow.call.jobs[0].correlation_id)
                 if not given:
@@ -289,6 +288,7 @@ class Verbs:
                 job_ids=tuple(end.job_id for end in bad[:20]),
             )  # fmt: skip
         given = list(calls) if isinstance(calls, list | tuple) else []
+        types: dict[str | None, Any] = {}
         results: list[Any] = []
         for place, end in enumerate(ends):
             if end.outcome != "done":
@@ -296,13 +296,17 @@ class Verbs:
                 continue
             if end.problem is not None:
                 raise StepTooLarge(shown_name, f"job {end.job_id} returned {end.problem}")
-            as_type = Any
-            call = given[place] if place < len(given) else None
-            if call is not None and call.kind in self._parts.kinds:
-                kind = self._parts.kinds.get(call.kind)
-                as_type = Any if kind.is_batch else type_of(name, kind.function)
-            results.append(decoded(shown_name, end.value, as_type))
+            kind = getattr(given[place], "kind", None) if place < len(given) else None
+            if kind not in types:
+                types[kind] = self._type_of_kind(name, kind)
+            results.append(decoded(shown_name, end.value, types[kind]))
         return results
+
+    def _type_of_kind(self, name: str, kind: str | None) -> Any:
+        if kind not in self._parts.kinds:
+            return Any
+        found = self._parts.kinds.get(kind)
+        return Any if found.is_batch else type_of(name, found.function)
 
     def done(self, name: str, key: object) -> Any:
         """Whether a step is recorded, see ``Context.done``."""

@@ -341,8 +341,8 @@ def error_record(job: Job, record: Any, *, message: str) -> dict[str, Any]:
 def _note_children(call: Call, result: Any) -> None:
     """Note what the parents of the jobs learn of their ends, if they are children of flows."""
     for held in call.helds:
-        parent = parent_of(held.row.headers)
-        if parent is None:
+        # Most jobs have no headers, and this runs for each.
+        if held.row.headers is None or (parent := parent_of(held.row.headers)) is None:
             continue
         held.child = ChildEnd(parent.gather, parent.nr, held.row.job_id)
         if result is None or call.kind.is_batch or isinstance(result, _OUTCOMES):

@@ -130,7 +130,7 @@ begin
         end if;
         return;
     end if;
-    if forebay._move_deferred_rows('retry', '{}', forebay._parked_rows(p_job_id, p_group_id)) = '{}' then
+    if forebay._move_deferred_rows('retry', '{}', array[forebay._parked_row(p_job_id, p_group_id)]) = '{}' then
         return;
     end if;
     insert into forebay.step (job_id, group_id, at, no, kind, name, key)
@@ -140,17 +140,6 @@ begin
         perform forebay._cancel_children(v_waits.gather_id, 0);
     end if;
 end
-$$;
-
-
--- The deferred rows of a job in a group.
-create function forebay._parked_rows(p_job_id bigint, p_group_id bigint) returns bigint[]
-language sql stable
-as $$
-    select array(select d.deferred_id
-                 from (select i.deferred_id, i.lane from forebay.deferred i where i.job_id = p_job_id offset 0) d
-                 cross join lateral (select i.audience from forebay.lane i where i.lane = d.lane limit 1) l
-                 where l.audience in (p_group_id, -p_group_id))
 $$;
 
 
@@ -168,7 +157,7 @@ begin
           and exists (select from forebay.tombstone t
                       where t.job_id = p_job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = s.group_id))
     loop
-        perform forebay._move_deferred_rows('retry', '{}', forebay._parked_rows(p_job_id, v_group.group_id));
+        perform forebay._move_deferred_rows('retry', '{}', array[forebay._parked_row(p_job_id, v_group.group_id)]);
         delete from forebay.waiter i where i.job_id = p_job_id and i.group_id = v_group.group_id;
         perform forebay._cancel_children(g.gather_id, 0) from forebay.gather g where g.job_id = p_job_id and g.group_id = v_group.group_id;
     end loop;

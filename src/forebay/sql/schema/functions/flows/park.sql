@@ -131,9 +131,7 @@ begin
         return 0;
     end if;
     return cardinality(forebay._move_deferred_rows('retry', '{}', array(
-        select r.deferred_id
-        from unnest(v_jobs, v_groups) u (job_id, group_id) cross join lateral (select forebay._parked_row(u.job_id, u.group_id) as deferred_id) r
-        where r.deferred_id is not null)));
+        select forebay._parked_row(u.job_id, u.group_id) from unnest(v_jobs, v_groups) u (job_id, group_id))));
 end
 $$;
 

@@ -35,7 +35,7 @@ begin
         d := forebay._redrive(v.dead_id, null, v.no);
         v_new := d.redriven_as;
     else
-        perform forebay._move_deferred_rows('retry', '{}', forebay._parked_rows(rewind.job_id, v.group_id));
+        perform forebay._move_deferred_rows('retry', '{}', array[forebay._parked_row(rewind.job_id, v.group_id)]);
         perform forebay._forget_steps(rewind.job_id, v.group_id, v.no);
     end if;
     perform forebay._record_event(
@@ -144,16 +144,11 @@ create function forebay._forget_steps(p_job_id bigint, p_group_id bigint, p_from
 language plpgsql volatile
 -- planner: indexed
 as $$
-declare
-    v_gathers constant bigint[] := array(
-        select g.gather_id from forebay.gather g where g.job_id = p_job_id and g.group_id = p_group_id and g.no >= p_from);
 begin
     delete from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id and s.no >= p_from;
     delete from forebay.waiter w where w.job_id = p_job_id and w.group_id = p_group_id;
     delete from forebay.flow_cancelled c where c.job_id = p_job_id and c.group_id = p_group_id;
-    delete from forebay.gather_end e where e.gather_id = any (v_gathers);
-    delete from forebay.gather_count c where c.gather_id = any (v_gathers);
-    delete from forebay.gather_part p where p.gather_id = any (v_gathers);
-    delete from forebay.gather g where g.gather_id = any (v_gathers);
+    perform forebay._delete_gathers(array(
+        select g.gather_id from forebay.gather g where g.job_id = p_job_id and g.group_id = p_group_id and g.no >= p_from));
 end
 $$;

@@ -11,7 +11,6 @@ declare
     v_job   bigint := coalesce((p_after::jsonb ->> 0)::bigint, 0);
     v_seen  integer := 0;
     v_gone  bigint;
-    v_ids   bigint[];
 begin
     delete from forebay.signal s
     where s.ctid = any (array(select i.ctid from forebay.signal i where i.sent_at < forebay._now() - interval '30 days' order by i.sent_at limit p_most));
@@ -29,12 +28,19 @@ begin
         rows := rows + v_gone;
         delete from forebay.waiter w where w.job_id = v_job;
         delete from forebay.flow_cancelled c where c.job_id = v_job;
-        v_ids := array(select g.gather_id from forebay.gather g where g.job_id = v_job);
-        delete from forebay.gather_end e where e.gather_id = any (v_ids);
-        delete from forebay.gather_count c where c.gather_id = any (v_ids);
-        delete from forebay.gather_part p where p.gather_id = any (v_ids);
-        delete from forebay.gather g where g.gather_id = any (v_ids);
+        perform forebay._delete_gathers(array(select g.gather_id from forebay.gather g where g.job_id = v_job));
     end loop;
     next := case when v_job < v_first then jsonb_build_array(v_job) end;
 end
+$$;
+
+
+-- Delete gathers, with what is known of their children.
+create function forebay._delete_gathers(p_ids bigint[]) returns void
+language sql volatile
+as $$
+    delete from forebay.gather_end e where e.gather_id = any (p_ids);
+    delete from forebay.gather_count c where c.gather_id = any (p_ids);
+    delete from forebay.gather_part p where p.gather_id = any (p_ids);
+    delete from forebay.gather g where g.gather_id = any (p_ids)
 $$;
