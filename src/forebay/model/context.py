@@ -243,6 +243,10 @@ class Context:
 
     # --- steps ---
 
+    def forget_steps(self) -> None:
+        """Let go of what the steps of the attempt refer to; called by the worker at its end."""
+        self._verbs = None
+
     def _steps(self, name: object) -> Any:
         if self._verbs is None:
             if self._verbs_of is None:

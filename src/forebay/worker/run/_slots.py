@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import HardTimeout, JobCancelled, SoftTimeout
@@ -118,7 +119,7 @@ class Slots:
                 deadline=None if hard is None else now + hard,
                 resources=self._resources,
                 report=lambda done, note: self._reporter.progress(helds, done, note),
-                verbs=functools.partial(self._flows.of, call),
+                verbs=functools.partial(self._flows.of, weakref.ref(call)),
             )
         self.calls[call] = helds
         for held in helds:

@@ -51,6 +51,7 @@ from forebay.worker.run._step_values import (
 from forebay.worker.run.endings import error_record
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Generator
     from datetime import datetime, timedelta
 
@@ -74,12 +75,18 @@ class Flows:
         self.transactions = transactions
         self.kinds = kinds
 
-    def of(self, call: Call) -> Verbs:
-        """Return the verbs of a call.
+    def of(self, reference: weakref.ref[Call]) -> Verbs:
+        """Return the verbs of a call that runs.
+
+        A context has the reference: with the call itself, the two would keep each other, and the
+        arguments, until Python looks for cycles.
 
         Raises:
-            StepRefused: its kind cannot have steps.
+            StepRefused: its kind cannot have steps, or it does not run any more.
         """
+        call = reference()
+        if call is None:
+            raise StepRefused("a step", "is called after its attempt has ended")
         kind = call.kind
         for wrong, what in (
             (kind.is_batch, "a batch handler: its jobs would share the steps"),

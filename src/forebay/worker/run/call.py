@@ -35,7 +35,7 @@ def attempt_of(job: Job) -> str:
     return f"attempt {job.attempt} of {job.max_attempts}"
 
 
-class Call(msgspec.Struct, eq=False):
+class Call(msgspec.Struct, eq=False, weakref=True):
     """One call of a handler. ``context`` is None if the handler cannot access it."""
 
     kind: Kind
@@ -105,6 +105,13 @@ class Call(msgspec.Struct, eq=False):
         """Close the socket of the call's transaction, if any, so that it can no longer commit."""
         if self.connection is not None:
             cut(self.connection)
+
+    def forget_flow(self) -> None:
+        """Let go of the steps, which refer to this call: it would keep its arguments for long."""
+        if self.flow is not None:
+            self.flow = None
+            if self.context is not None:
+                self.context.forget_steps()
 
     def cancel_timers(self) -> None:
         """Cancel the timeouts of the call."""
