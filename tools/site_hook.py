@@ -8,6 +8,8 @@
 - The search finds guides before design pages and decisions, and by the words of Celery: those in
   the table `Words` of `coming-from/index.md` are tags of the guides that their rows link to.
 - The address of a page that was moved leads to its new one.
+- `llms.txt` lists the pages for programs that read documentation (https://llmstxt.org): the
+  sections of the navigation, and the first sentence of each page.
 - Each link to another server is checked for its form, and each list for the empty line that
   Markdown wants before it: problems are warnings, which end the build.
 """
@@ -17,7 +19,9 @@ import functools
 import logging
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import urlsplit
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -85,6 +89,52 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         parts[index] = _LINK.sub(lambda found: _address(found["target"], source), text)
     del parts[2::3]  # the fences themselves
     return "".join(parts)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write `llms.txt` beside the pages."""
+    text = llms(str(config.site_name), str(config.site_description), config.nav or [])
+    (Path(config.site_dir) / "llms.txt").write_text(text, encoding="utf-8")
+
+
+def llms(name: str, description: str, nav: list[Any]) -> str:
+    """Return the list of the pages for programs, from the navigation of mkdocs.yml.
+
+    A heading is a section and its subsection. The internals are called optional, as llmstxt.org
+    calls what may be left out.
+    """
+    sections: dict[str, list[str]] = {}
+    for path, page in _pages(nav):
+        heading = "Optional" if path[0] == "Internals" else ": ".join(path)
+        source = next((each for each, made in _PAGES.items() if made == page), f"docs/{page}")
+        text = _api() if page == "reference/api.md" else (_ROOT / source).read_text("utf-8")
+        title = re.search(r"^# (.+)$", text, re.MULTILINE)
+        address = str(PurePosixPath(page).with_suffix(".html")).replace("README", "index")
+        line = f"- [{title[1] if title else page}]({address}): {first_sentence(text)}"
+        sections.setdefault(heading, []).append(line)
+    parts = [f"# {name}", f"> {description}"]
+    parts += ["\n".join([f"## {heading}", "", *lines]) for heading, lines in sections.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _pages(nav: list[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each page of the navigation, and the names of the sections that it is in."""
+    for entry in nav:
+        for title, inside in entry.items() if isinstance(entry, dict) else [("", entry)]:
+            if isinstance(inside, list):
+                yield from _pages(inside, (*path, title))
+            else:
+                yield path, inside
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a page, without its links and other marks."""
+    for paragraph in re.split(r"\n{2,}", _COMMENT.sub("", _FENCE.sub("", text))):
+        if re.match(r"[A-Z\[`*]", paragraph):
+            plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+            plain = re.sub(r"[*`]", "", plain)
+            return re.split(r"(?<=[.!?:])(?: (?=[A-Z])|$)", plain)[0].rstrip(":")
+    return ""
 
 
 def _redirect(address: str) -> str:

@@ -31,6 +31,9 @@ FOLDER = ROOT / "docs" / "coming-from"
 #: In the order in which the systems were written about.
 PAGES = ["hypothesis-job-table", "ulak", "staged-drain", "postgres-queues-mvcc", "fetchq"]
 
+#: Pages about other tools: their code runs with that of the other pages.
+OTHER_PAGES = ["index", "celery", "procrastinate", "dbos", "flows"]
+
 _ROWS_MAX = 6
 _CELL_MAX = 100
 

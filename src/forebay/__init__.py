@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forebay._actor import acting_as
     from forebay.app import App, Handler, JobHandle, Jobs, SubjectHandler
     from forebay.client import AsyncClient, Client, abackfill, backfill
+    from forebay.client.signals import asignal, signal
     from forebay.errors import ForebayError
     from forebay.mirror import Mirror
     from forebay.model import (
@@ -112,9 +113,11 @@ __all__ = [
     "UpgradeProgress",
     "abackfill",
     "acting_as",
+    "asignal",
     "backfill",
     "migrate",
     "migration_sql",
+    "signal",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
@@ -124,6 +127,7 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
     _NAMES = {
         "forebay.app": ("App", "Handler", "JobHandle", "Jobs", "SubjectHandler"),
         "forebay.client": ("AsyncClient", "Client", "abackfill", "backfill"),
+        "forebay.client.signals": ("asignal", "signal"),
         "forebay.sending": ("Drain",),
         "forebay.errors": ("ForebayError",),
         "forebay.mirror": ("Mirror",),

@@ -24,20 +24,32 @@ from forebay._error import (
     facts_in,
     shown,
 )
+from forebay._flow_errors import (
+    ChildrenDied,
+    FlowError,
+    ParkingSwallowed,
+    StepChanged,
+    StepFailed,
+    StepRefused,
+    StepTooLarge,
+    WaitTaken,
+    WaitTimeout,
+)
 
 __all__ = [
     "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged",
-    "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable", "DeadLetterError",
-    "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists", "EndpointInUse",
-    "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
-    "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
-    "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost",
-    "NoResult", "NotIncluded", "OutcomeRefused", "PayloadDiffers", "PayloadTooDeep",
-    "PayloadTooLarge",
-    "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout", "ScheduleChanged",
-    "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError", "SinkUnavailable",
-    "SoftTimeout", "SubjectNotFound", "TargetUnavailable", "TransactionStateError",
-    "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
+    "BackfillError", "BackfillNotFound", "ChildrenDied", "ConfigError", "DatabaseUnavailable",
+    "DeadLetterError", "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists",
+    "EndpointInUse", "EndpointNotFound", "EnqueueError", "FlowError", "ForebayError",
+    "ForeignCluster", "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob",
+    "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost",
+    "NoResult", "NotIncluded", "OutcomeRefused", "ParkingSwallowed", "PayloadDiffers",
+    "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError",
+    "ResultTimeout", "ScheduleChanged", "ScheduleError", "ScheduleNotFound", "SchemaError",
+    "ServerStartError", "SinkUnavailable", "SoftTimeout", "StepChanged", "StepFailed",
+    "StepRefused", "StepTooLarge", "SubjectNotFound", "TargetUnavailable", "TransactionStateError",
+    "UnknownBatch", "UnknownKind", "WaitTaken", "WaitTimeout", "WorkerLost", "WrongConnection",
+    "error_from_sqlstate", "shown",
 ]  # fmt: skip
 
 
@@ -551,6 +563,12 @@ class WorkerLost(HandlerError):
     template = "worker lost: {problem}"
     problem: str | None = "the process ended without a response"
 
+
+for _cls in (
+    ChildrenDied, FlowError, ParkingSwallowed, StepChanged, StepFailed, StepRefused, StepTooLarge,
+    WaitTaken, WaitTimeout,
+):  # fmt: skip
+    _cls.__module__ = __name__  # The name that dead letters and logs have, and users import.
 
 #: Every SQLSTATE that our SQL functions raise. Class JQ is unassigned: classes from 0 to 4 and A to
 #: H belong to the standard.

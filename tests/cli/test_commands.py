@@ -41,8 +41,8 @@ def test_an_enqueued_job_is_listed_shown_and_cancelled(forebay):
 
     (listed,) = forebay("jobs", "list", "--json").json
     (shown,) = forebay("jobs", "show", made["job_id"], "--json").json
-    history = {name: shown.pop(name) for name in ("errors", "progress", "result")}
-    assert history == {"errors": [], "progress": None, "result": None}
+    history = {name: shown.pop(name) for name in ("errors", "flow", "progress", "result")}
+    assert history == {"errors": [], "flow": None, "progress": None, "result": None}
     assert set(listed) == set(shown) == JOB_KEYS
     assert {**listed, "place": None} == {**shown, "place": None}
     assert (listed["state"], listed["args"], listed["tag"]) == ("ready", {"id": 7}, "x")

@@ -39,7 +39,6 @@ def test_a_missing_address_names_the_four_places(command):
         (["config", "--concurrency", "many"], 2),
         (["dead", "redrive"], 2),
         (["dead", "redrive", "1", "--all"], 2),
-        (["dead", "purge", "--older-than", "1d"], 2),
         (["adopt"], 2),
         (["adopt", "--resume", "--discard"], 2),
         (["adopt", "--discard"], 2),

@@ -12,7 +12,6 @@ QUESTION = {"dry_run", "token", "yes"}
 
 #: Commands that ask, and are no act on jobs that wait or have died, with the reason.
 OTHERS = {
-    "dead purge": "it deletes; nothing remains on which a token could act again",
     "queues redact": "it erases what has ended; a filter by age is its bound",
     "adopt": "its question is about a copy of a database",
 }
@@ -28,6 +27,8 @@ CALLS = {
     "queues truncate": "wait",
     "queues drop": "wait",
     "dead redrive": "--queue mail",
+    "dead purge": "--older-than 0 --queue mail",
+    "workers stop": "--all",
     "backfill": "work --query select_1_as_n",
     "subjects backfill": "work --query select_'one'_as_subject,_1_as_n",
     "schedules backfill": "nightly --from 2026-01-01T00:00:00Z --to 2026-01-04T00:00:00Z",
@@ -38,6 +39,7 @@ TIMES = {
     "jobs": {"enqueued_after", "enqueued_before"},
     "jobs replay": {"enqueued_after", "enqueued_before", "died_after", "died_before"},
     "dead": {"died_after", "died_before"},
+    "dead purge": {"older_than"},
     "schedules": {"start", "end"},
 }
 TO_GROUP = {"jobs replay", "dead redrive"}
@@ -108,7 +110,8 @@ def test_each_act_counts_asks_and_shows_what_takes_long(forebay, conn, rows, nam
     monkeypatch.setattr(_patience, "Progress", Seen)
     before = state(conn)
     plan = forebay(*call(name), "--dry-run", "--json").json
-    assert plan.get("jobs", plan.get("cancelled")) in (1, 3)
+    found = len(plan["workers"]) if "workers" in plan else plan.get("jobs", plan.get("cancelled"))
+    assert found in (1, 3)
     shown = forebay(*call(name), "--dry-run")
     assert shown.code == 0
     assert "token" in shown.out

@@ -229,9 +229,42 @@ def test_a_worker_gets_more_slots_and_its_former_ones_back(database, conn, brows
     assert [each for each, _ in acted(conn)] == ["workers.set"] * 2
 
 
+def test_a_worker_is_asked_to_stop_as_the_preview_said(database, conn, browse):
+    """
+    Its page tells who asked. The token of an older preview asks nobody once another worker of that
+    version runs, and without a token or a choice nobody is asked.
+    """
+    name = "web-1:7:<b>ab"
+    made = "update forebay.lease set worker = %s, details = %s where lease_id = %s"
+    for worker in (name, "web-1:8:cd"):
+        lease = Reader(database, conn=conn).lease_id
+        conn.execute(made, [worker, '{"app_version": "1.0", "host": "web-1"}', lease])
+    one_of = browse.get("/main/act", params={"act": "workers.stop", "worker": name})
+    assert "Stop (1)" in one_of.text
+    assert html.escape(name) in one_of.text
+    both = browse.get("/main/act", params={"act": "workers.stop", "app_version": "1.0"})
+    assert "Stop (2)" in both.text
+    assert browse.get("/main/act?act=workers.stop").status_code == 400
+    asked = "select array_agg(stop_by) from forebay.workers() where stop_at is not null"
+    for wrong in ({"token": ""}, {"token": "2-w-0"}, {"worker": "", "app_version": ""}):
+        assert browse.post("/main/act", data=form_of(one_of) | wrong).status_code == 400
+    assert one(conn, asked) is None
+    assert "1 worker asked to stop" in browse.post("/main/act", data=form_of(one_of)).text
+    refused = browse.post("/main/act", data=form_of(both))
+    assert refused.status_code == 400
+    assert "other workers match" in refused.text
+    (actor,) = one(conn, asked)
+    assert actor.endswith("(console)")
+    assert f"by {actor}" in browse.get("/main/workers").text
+    assert acted(conn) == [("workers.stop", actor)]
+    nothing = browse.get("/main/act", params={"act": "workers.stop", "worker": name})
+    assert "Nothing matches." in nothing.text
+
+
 def test_dead_letters_of_a_cause_are_deleted_for_good(conn, browse, dead, app):
     """
-    Also those that were redriven; not one that died after the preview.
+    Also those that were redriven; not one that died after the preview, whose count is the effect.
+    Once one of them is gone, or for another cause, the token of that preview deletes nothing.
     """
     browse.post(
         "/main/act",
@@ -245,12 +278,16 @@ def test_dead_letters_of_a_cause_are_deleted_for_good(conn, browse, dead, app):
     app.run_worker(until_idle=True)  # the redriven one dies again
     assert one(conn, "select count(*) from forebay.dead_letter") == 4
     forged = browse.post("/main/act", data={**form_of(page), "token": "soon"})
-    wait_for(lambda: "not a time" in browse.get(str(forged.url)).text)
+    wait_for(lambda: "is not that of this act" in browse.get(str(forged.url)).text)
     assert browse.post("/main/act", data={**form_of(page), "token": ""}).status_code == 400
     done = browse.post("/main/act", data=form_of(page))
     wait_for(lambda: "3 dead letters deleted." in browse.get(str(done.url)).text)
     assert one(conn, "select count(*) from forebay.dead_letter") == 1
     assert acted(conn)[-1][0] == "dead.purge"
+    again = browse.post("/main/act", data=form_of(page))
+    wait_for(lambda: "other dead letters match by now" in browse.get(str(again.url)).text)
+    assert one(conn, "select count(*) from forebay.dead_letter") == 1
+    assert [name for name, _ in acted(conn)].count("dead.purge") == 1
 
 
 def test_single_things_are_changed_after_a_preview(conn, browse, dead):

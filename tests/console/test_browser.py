@@ -22,6 +22,7 @@ from forebay.console import asgi
 from forebay.console._pages import PAGES
 from forebay.testing import LyingTarget
 from tests.support.browser import Page, chromium
+from tests.support.counting import count_each_minute
 from tests.support.delivering import LOCAL_ENVIRON, create_endpoint, send
 from tests.support.engine import enqueue, one, state
 from tests.support.ports import free_port
@@ -209,6 +210,69 @@ FOUND = """\
 axe.run(document, {resultTypes: ['violations'], rules: {'target-size': {enabled: true}}}).then(
     found => found.violations.map(one => [one.id, one.nodes[0].failureSummary,
         ...one.nodes.slice(0, 3).map(node => node.html.slice(0, 200))].join(' ')))"""
+
+
+def drag(page, selector: str, begin: float, end: float) -> None:
+    """
+    Draw along an element with the mouse, from one part of its width to another.
+    """
+    page.value(f"document.querySelector('{selector}').scrollIntoView({{block: 'center'}}); 0")
+    box = f"document.querySelector('{selector}').getBoundingClientRect().toJSON()"
+    at = page.value(box)
+    y = at["y"] + at["height"] / 2
+    for kind, place in (
+        ("mouseMoved", begin), ("mousePressed", begin), ("mouseMoved", (begin + end) / 2),
+        ("mouseMoved", end), ("mouseReleased", end),
+    ):  # fmt: skip
+        button = {} if kind == "mouseMoved" else {"clickCount": 1}
+        x = at["x"] + place * at["width"]
+        page.send(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left",
+            buttons=int(kind != "mouseReleased"), **button,
+        )  # fmt: skip
+
+
+def test_a_range_is_drawn_on_a_curve_and_is_then_the_address(page, address, conn):
+    """
+    Every curve of the queue shows it; a person can send it, and a double click or a link ends it. A
+    range that is too short, or is given up with Escape, changes nothing.
+    """
+    count_each_minute(conn, "mail", 50)
+    visit(page, address, "/queue?queue=mail")
+    page.wait(READY)
+    plot = ".zoomable .plot"
+    times = [
+        float(at)
+        for at in page.value("document.querySelector('[data-times]').dataset.times").split()
+    ]
+    drag(page, plot, 0.5, 0.505)
+    assert page.value("location.search") == "?queue=mail"
+    assert page.value("document.querySelector('.zoom') === null")
+    drag(page, plot, 0.75, 0.25)
+    page.wait("new URL(location.href).searchParams.has('until')")
+    page.see("by the minute")
+    page.wait(READY)
+    ends = page.value(
+        "['since', 'until'].map(name =>"
+        " Date.parse(new URL(location.href).searchParams.get(name)) / 1000)"
+    )
+    for found, place in zip(ends, (0.25, 0.75), strict=True):
+        assert abs(found - times[round(place * (len(times) - 1))]) < 90
+    shown = [
+        float(at)
+        for at in page.value("document.querySelector('[data-times]').dataset.times").split()
+    ]
+    assert ends[0] <= shown[0] < shown[-1] <= ends[1]
+    page.shoot("zoomed")
+    sent = page.value("location.href")
+    page.click(".tabs a[href$='span=hour']")
+    page.wait("location.search === '?queue=mail&span=hour'")
+    page.go(sent)
+    page.see("by the minute")
+    page.wait(READY)
+    twice = "new MouseEvent('dblclick', {bubbles: true})"
+    page.value(f"document.querySelector('{plot}').dispatchEvent({twice}); 0")
+    page.wait("location.search === '?queue=mail'")
 
 
 def test_axe_finds_nothing_on_any_page(page, address, conn, paths):

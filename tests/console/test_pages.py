@@ -6,7 +6,8 @@ import json
 import math
 import re
 from contextlib import asynccontextmanager
-from urllib.parse import quote
+from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qs, quote, urlsplit
 
 import anyio
 import pytest
@@ -22,6 +23,7 @@ from forebay.console._source import Sample, Source
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.model.problems import Problem
 from forebay.ops.operation import Operation, nothing
+from tests.support.counting import count_each_minute
 from tests.support.engine import enqueue, enqueue_many, one
 from tests.support.waiting import wait_for, wait_for_async
 
@@ -173,6 +175,9 @@ def test_a_problem_leads_to_the_page_that_shows_its_cause(code, subject, path):
         ("/main/jobs?before=abc", 400, "not a whole number"),
         ("/main/jobs?enqueued_after=soon", 400, "not a time"),
         ("/main/queue?queue=a&span=century", 400, "not one of hour, day, month"),
+        ("/main/queue?queue=a&since=soon", 400, "not a time"),
+        ("/main/queue?queue=a&since=9999-12-31", 400, "not before until"),
+        ("/main/queue?queue=a&since=2026-01-02&until=2026-01-01", 400, "not before until"),
         ("/main/job?what=" + "x" * 1001, 400, "1001 characters"),
         ("/other/", 404, "No database is called other"),
         ("/main/nothing", 404, "Not here"),
@@ -187,6 +192,51 @@ def test_what_does_not_work_is_a_page_that_says_why(browse, path, status, words)
     answer = browse.get(path)
     assert answer.status_code == status
     assert words in text_of(answer)
+
+
+def test_a_range_of_the_curves_is_in_the_address_and_moves_by_links(browse, conn):
+    """
+    What it shows lies in it, by the finest step that is kept and few enough; earlier, later, in and
+    out lead to ranges of the right lengths, and the spans lead back. All this without a script.
+    """
+    now = datetime.now(UTC)
+    count_each_minute(conn, "mail", 180)
+    since, until = now - timedelta(hours=2), now - timedelta(hours=1)
+    address = {"queue": "mail", "since": since.isoformat(), "until": until.isoformat()}
+    page = browse.get("/main/queue", params=address)
+    assert page.status_code == 200, page.text
+    times = [float(x) for x in re.search(r'data-times="([^"]*)"', page.text)[1].split()]
+    assert len(times) == 60
+    assert since.timestamp() <= times[0] < times[-1] <= until.timestamp()
+    assert "by the minute" in text_of(page)
+
+    def linked(page, text: str) -> tuple[datetime, datetime]:
+        found = re.search(f'<a class="move" href="([^"]*)">{text}</a>', page.text)
+        query = parse_qs(urlsplit(html.unescape(found[1])).query)
+        assert query["queue"] == ["mail"]
+        return tuple(datetime.fromisoformat(query[name][0]) for name in ("since", "until"))
+
+    for text, begin, end in (
+        ("earlier", -0.5, 0.5), ("later", 0.5, 1.5), ("in", 0.25, 0.75), ("out", -0.5, 1.5),
+    ):  # fmt: skip
+        for found, place in zip(linked(page, text), (begin, end), strict=True):
+            assert abs(found - since - place * timedelta(hours=1)) < timedelta(seconds=0.01)
+    assert 'href="/main/queue?queue=mail&amp;span=hour"' in page.text
+    usual = browse.get("/main/queue?queue=mail")
+    assert "later" not in re.findall('<a class="move" href="[^"]*">(.*?)</a>', usual.text)
+    shorter = linked(usual, "in")
+    assert shorter[1] - shorter[0] == pytest.approx(timedelta(minutes=30), abs=timedelta(seconds=1))
+    # Each end that is far away is cut to what is kept; nothing at all is no error.
+    for ends in (
+        {"since": "0001-01-01"},
+        {"since": "0001-01-01", "until": "9999-12-31T23:59:59"},
+        {"since": (now - timedelta(minutes=5)).isoformat()},
+        {"since": (now - timedelta(days=9)).isoformat(), "until": until.isoformat()},
+        {"until": (now - timedelta(days=9)).isoformat()},
+    ):
+        assert browse.get("/main/queue", params={"queue": "mail", **ends}).status_code == 200
+    empty = browse.get("/main/queue", params={"queue": "mail", "until": "2026-01-01"})
+    assert "Too little happened" in text_of(empty)
 
 
 def test_a_database_that_is_away_is_said_on_the_page():

@@ -10,7 +10,7 @@ import sys
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.support.worker_process import ROOT
+from tests.support.nested import ROOT, environment_for_pytest
 
 SETTINGS = """
 import json, os
@@ -130,12 +130,11 @@ def run(empty_database, tmp_path):
     where = {"ENGINE": "django.db.backends.postgresql", "USER": parts["user"], **names}
     (tmp_path / "settings.py").write_text(SETTINGS)
     (tmp_path / "test_jobs.py").write_text(CASES)
-    environ = os.environ | {
+    environ = environment_for_pytest() | {
         "PROJECT_DATABASE": json.dumps(where),
         "DJANGO_SETTINGS_MODULE": "settings",
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), *sys.path[1:]]),
     }
-    environ.pop("PYTEST_ADDOPTS", None)
 
     def run(*command):
         done = subprocess.run(

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nested import run_pytest
+
 ROOT = Path(__file__).parents[2]
 
 #: In place of Python in a checkout's environment: a run of pytest fails, and what failed passes
@@ -111,15 +113,14 @@ def test_a_run_of_the_tests_leaves_a_record(tmp_path):
     A test counts once, by its worst phase; those that failed are named.
     """
     (tmp_path / "test_some.py").write_text(TESTS)
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.fix_record", "-p",
-            "no:cacheprovider",
-         "-n", "2", "--rootdir", tmp_path, tmp_path],
-        cwd=tmp_path,
-        env=os.environ | {"FOREBAY_TESTS_RECORD": str(tmp_path / "record.json"),
-            "PYTHONPATH": str(ROOT)},
-        capture_output=True, check=False,
-    )  # fmt: skip
+    run_pytest(
+        tmp_path,
+        "-p",
+        "tests.support.fix_record",
+        "-n",
+        "2",
+        FOREBAY_TESTS_RECORD=str(tmp_path / "record.json"),
+    )
     found = json.loads((tmp_path / "record.json").read_text())
     assert (found["passed"], found["failed"], found["skipped"]) == (1, 2, 1)
     assert found["failures"] == ["test_some.py::test_ends_badly", "test_some.py::test_fails"]

@@ -2,9 +2,11 @@
 phone.
 """
 
+import re
 import subprocess
 import sys
 import threading
+import urllib.request
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "index",
     "tutorial/first-job",
+    "choosing",
+    "benchmarks",
     "coming-from/index",
     "coming-from/ulak",
     "howto/troubleshooting",
@@ -141,3 +145,15 @@ def test_search_finds_a_page_by_a_word_of_its_text(site, page):
     page.wait("document.querySelector('.md-search-result__link') !== null")
     page.see("Enqueue a job only once", ".md-search-result__list")
     assert page.problems == []
+
+
+def test_each_page_that_llms_txt_lists_is_there(site):
+    """
+    The list is beside the pages, and its links lead to them.
+    """
+    with urllib.request.urlopen(f"{site}/llms.txt") as answer:
+        listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", answer.read().decode(), re.MULTILINE)
+    assert len(listed) > 100
+    for address in listed:
+        with urllib.request.urlopen(f"{site}/{address}") as answer:
+            assert answer.status == 200

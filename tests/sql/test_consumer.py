@@ -11,6 +11,7 @@ import pytest
 from tests.support.consumer import Consumer
 from tests.support.engine import (
     Reader,
+    StillClock,
     connect,
     depth,
     enqueue,
@@ -320,22 +321,6 @@ def test_the_token_of_an_undone_claim_names_another_job_without_the_time(databas
 
 
 # --- leases ---
-
-
-class StillClock:
-    """The clock of a database: it stands still, so that a slow machine ends no lease."""
-
-    def __init__(self, conn) -> None:
-        self.conn = conn
-        self.began = one(conn, "select clock_timestamp()")
-        self.set(0)
-
-    def set(self, seconds: float) -> None:
-        """Let so many seconds have passed since the beginning."""
-        self.conn.execute(
-            "create or replace function forebay._now() returns timestamptz language sql volatile"
-            f" as $$ select timestamptz '{self.began + timedelta(seconds=seconds)}' $$"
-        )
 
 
 def pass_time(clock: StillClock, consumers, seconds: int, *, at: int = 0) -> list:

@@ -436,6 +436,7 @@ QUIET = {
     "_append_successors": "what it marks as replaced is being claimed, and ends by a settlement",
     "_write_runs": "a run is issued: nothing has ended",
     "_forget_carried": "it takes back a count; what the newer row says was announced with it",
+    "_cancel_job": "a child of a flow, or a flow that ends at once: the act says so",
     "_trim_subject_counts": "it adds rows up",
 }
 

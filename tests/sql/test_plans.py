@@ -10,7 +10,7 @@ from contextlib import ExitStack, nullcontext
 
 import pytest
 
-from tests.support.engine import connect, enqueue, one
+from tests.support.engine import connect, enqueue, lane_of, one
 from tests.support.mutant import break_function
 from tests.support.plans import (
     SCHEMA,
@@ -18,6 +18,7 @@ from tests.support.plans import (
     Session,
     fill,
     held,
+    keep_up,
     open_transactions,
     pages,
     stated_pages,
@@ -145,6 +146,44 @@ def test_no_plan_depends_on_statistics(database, statistics):
 def test_no_plan_depends_on_statistics_with_many_lanes(database, statistics):
     """The same with 1,000 queues, each with its group: a poll must not read them all."""
     no_call_reads_more_than_stated(database, 60_000, 1000, statistics)
+
+
+#: What a function that finds rows by other indexes sets, and what servers with fast disks have.
+_OF_CALLERS = {
+    "none": [],
+    "in order": ["enable_seqscan = off", "enable_bitmapscan = off"],
+    "no bitmap": ["enable_bitmapscan = off"],
+    "fast disk": ["random_page_cost = 1.1"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("look", ["_rows_of", "_job_id_of"])
+@pytest.mark.parametrize("settings", _OF_CALLERS.values(), ids=_OF_CALLERS)
+def test_a_row_is_found_by_its_number_under_every_callers_settings(database, settings, look):
+    """
+    A function keeps the planner settings of its callers that it does not choose itself. Without the
+    index on numbers such a look reads the whole index of the claims, which has an entry for each
+    job.
+    """
+    without_autovacuum(database)
+    with connect(database) as conn:
+        lane = lane_of("default", conn)
+        # Few jobs share a transaction: no plan gains by skipping from one to the next.
+        conn.execute(
+            f"do $$ begin for i in 1..4000 loop"
+            f" insert into forebay.log (lane, enqueued_at, kind, args)"
+            f" select {lane}, now(), 'work', '{{}}' from generate_series(1, 10); commit;"
+            f" end loop; end $$"
+        )
+        keep_up(conn)
+        index = one(conn, "select pg_relation_size('forebay.log_0_lane_xid_seq_idx') / 8192")
+        assert index > 150
+        for setting in settings:
+            conn.execute(f"set {setting}")
+        for seq in (20_000, 20_001):
+            read = pages(conn, f"select * from forebay.{look}(%s)", [seq])
+    assert read < 100
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 @pytest.mark.slow
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Twelve functions, those of backfills and of subjects, and not one table, sequence or
+    """Thirteen functions, those of backfills and of subjects, and not one table, sequence or
     column.
     """
     calls = {
@@ -126,6 +126,7 @@ def test_a_producer_enqueues_and_nothing_else(database, conn):
         "queue_of",
         "record_direct",
         "send",
+        "signal",
         "throttled",
     }
     allowed = allowed_calls(conn)["forebay_producer"]
@@ -160,7 +161,7 @@ def test_a_producer_enqueues_and_nothing_else(database, conn):
             "select forebay._revoke(1, 'revoked', true)",
             "create table forebay.mine ()",
             "create function forebay.mine() returns int language sql as 'select 1'",
-            "drop function forebay.cancel(bigint, text)",
+            "drop function forebay.cancel(bigint, text, boolean)",
         ):
             assert sqlstate(producer, statement) == "42501", statement
     assert state(conn, job) == "cancelled"

@@ -14,6 +14,7 @@ import pytest
 from tests.sql.test_unique import MODES, ask, ended, wait_until_one_waits
 from tests.support.engine import (
     Reader,
+    StillClock,
     connect,
     enqueue_many,
     lane_of,
@@ -24,7 +25,7 @@ from tests.support.engine import (
     state,
     trim,
 )
-from tests.support.mutant import break_function, violation
+from tests.support.mutant import alter_function, break_function, violation
 from tests.support.waiting import wait_for
 
 KEYS = 40
@@ -87,8 +88,8 @@ def live_a_little(conn, readers: list[Reader], rng: random.Random) -> None:
         elif ends:
             assert reader.settle(batch.claim_no, ended=ends) == "settled"
     if rng.random() < 0.3:
-        waiting = "select job_id from forebay.unique_key order by random() limit 3"
-        for (job_id,) in conn.execute(waiting).fetchall():
+        ids = one(conn, "select array_agg(job_id order by job_id) from forebay.unique_key")
+        for job_id in rng.sample(ids, min(3, len(ids))) if ids else []:
             one(conn, "select forebay.cancel(%s)", job_id)
 
 
@@ -162,19 +163,18 @@ def what_it_does(conn, call, jobs: list[Job]) -> Any:
         )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("groups", [("a",), ("a", "b"), ()])
-def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, seed, groups):
-    """
-    Whatever the keys' jobs have come to, for one group, two or none yet, and however often a key is
-    in the call: the same ids, news, generations, jobs and tombstones, or the same error.
+def one_call_does_what_a_call_for_each_does(database, conn, seed, groups):
+    """Compare them a dozen times, while the keys' jobs come to something in between.
+
+    The clock stands still: however long a call takes, the other one meets the same ages.
     """
     rng = random.Random(seed)
     refused = 0
+    clock = StillClock(conn)
     with ExitStack() as stack:
         readers = [stack.enter_context(Reader(database, group=name)) for name in groups]
         for n in range(12):
-            shift_clock(conn, 40 * n)
+            clock.set(40 * n)
             jobs = [random_job(rng) for _ in range(rng.choice((5, 60, 120)))]
             single = what_it_does(conn, one_by_one, jobs)
             assert what_it_does(conn, each, jobs) == single
@@ -183,6 +183,27 @@ def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, s
                 enqueue_many(conn, jobs)
             live_a_little(conn, readers, rng)
     assert refused < 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [("a",), ("a", "b"), ()])
+def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, seed, groups):
+    """
+    Whatever the keys' jobs have come to, for one group, two or none yet, and however often a key is
+    in the call: the same ids, news, generations, jobs and tombstones, or the same error.
+    """
+    one_call_does_what_a_call_for_each_does(database, conn, seed, groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [("a",), ()])
+def test_a_call_that_takes_long_does_what_a_call_for_each_does(database, conn, seed, groups):
+    """
+    On a machine so busy that the states a call has read are too old after each key, it reads them
+    again: the same comes of it.
+    """
+    alter_function(database, "_take_keys", ("interval '250 ms'", "interval '0 ms'"))
+    one_call_does_what_a_call_for_each_does(database, conn, seed, groups)
 
 
 def test_further_jobs_of_a_key_in_one_call_meet_the_first(conn):

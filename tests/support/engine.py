@@ -167,6 +167,22 @@ def shift_clock(conn: psycopg.Connection[Any], seconds: float = 0) -> None:
     )
 
 
+class StillClock:
+    """The clock of a database: it stands still, so that a slow machine changes nothing."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self.conn = conn
+        self.began = one(conn, "select clock_timestamp()")
+        self.set(0)
+
+    def set(self, seconds: float) -> None:
+        """Let so many seconds have passed since the beginning."""
+        self.conn.execute(
+            "create or replace function forebay._now() returns timestamptz language sql volatile"
+            f" as $$ select timestamptz '{self.began + timedelta(seconds=seconds)}' $$"
+        )
+
+
 def forget_polls(conn: psycopg.Connection[Any]) -> None:
     """Let the next poll of this session look at all lanes, as the first one of a session does."""
     conn.execute("select set_config('forebay.idle_' || i, '', false) from generate_series(0, 15) i")

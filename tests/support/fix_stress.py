@@ -9,6 +9,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--stress-seconds", type=float, default=5, help="how long each stress run lasts"
     )
+    parser.addoption(
+        "--click-seconds", type=float, default=None, help="how long random clicks last"
+    )
     parser.addoption("--seed", type=int, default=None, help="repeat the random choices of a run")
 
 

@@ -89,6 +89,16 @@ async def running(app: forebay.App, *, group: str = "default", queues=None, dsn=
             worker.stop()
 
 
+async def run_retries(app: forebay.App, conn: psycopg.Connection, **settings) -> None:
+    """Run workers until nothing is left to do, also for jobs whose retries are due in a moment."""
+    for _ in range(50):
+        await run_until_idle(app, **settings)
+        query = "select coalesce(sum(retrying), 0) from forebay.depth()"
+        if not conn.execute(query).fetchone()[0]:
+            return
+    pytest.fail("jobs are retried for ever")
+
+
 async def run_until_idle(app: forebay.App, *, group: str = "default", **settings) -> Worker:
     """Run a worker until nothing is left to do at once; return it."""
     chosen = WorkerSettings(**(FAST | settings))

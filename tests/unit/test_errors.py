@@ -90,6 +90,14 @@ EXAMPLES = [
     HardTimeout(60.5),
     JobCancelled(7, reason="not wanted"),
     WorkerLost(),
+    errors.StepFailed("charge", "ValueError", "no luck"),
+    errors.StepRefused("charge", "has this name a second time", hint="Give it a key."),
+    errors.StepChanged("charge", "int", "is text"),
+    errors.StepTooLarge("charge", "its result has 2 bytes, the limit is 1"),
+    errors.WaitTimeout("approval", 60.0),
+    errors.WaitTaken("approval", 7, "approval", "42"),
+    errors.ChildrenDied("labels", 1, 3, 7, job_ids=(7,)),
+    errors.ParkingSwallowed("cooling off"),
 ]
 
 

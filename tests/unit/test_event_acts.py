@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "event-log.md"
 #: Functions that are volatile, that operators may call, and that leave no event.
 SILENT = {
     # They enqueue.
-    "push_subject", "push_subjects", "upsert_subject", "upsert_subjects",
+    "signal", "push_subject", "push_subjects", "upsert_subject", "upsert_subjects",
     # They read: what they call must see what was written before in the same statement.
     "endpoints", "explain_job", "key", "keys", "limits", "measurements", "metric_rows",
     "segment_held_by",

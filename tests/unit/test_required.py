@@ -1,13 +1,8 @@
 """In CI no test is left out because something is not installed."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.nested import run_pytest
 
 TESTS = """
 import pytest
@@ -45,14 +40,13 @@ def test_where_everything_is_required_only_a_fact_about_the_server_leaves_a_test
     """
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_module.py").write_text(MODULE)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.fix_required", "-p",
-            "no:cacheprovider",
-         "--continue-on-collection-errors", "--rootdir", tmp_path, tmp_path],
-        cwd=tmp_path,
-        env=os.environ | {"FOREBAY_REQUIRE_SERVERS": required, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_pytest(
+        tmp_path,
+        "-p",
+        "tests.support.fix_required",
+        "--continue-on-collection-errors",
+        FOREBAY_REQUIRE_SERVERS=required,
+    )
     last = done.stdout.splitlines()[-1]
     if required:
         assert last.startswith("1 failed, 1 skipped, 3 errors"), done.stdout

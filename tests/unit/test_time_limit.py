@@ -1,14 +1,10 @@
 """A run of the tests with a time limit leaves out what begins too late, and says so."""
 
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.nested import run_pytest
 
 TESTS = """
 import pytest
@@ -45,15 +41,16 @@ def test_what_begins_too_late_is_left_out_and_counted(tmp_path, late, last, said
         "FOREBAY_TESTS_UNTIL": time.time() + 600,
     }
     limits |= dict.fromkeys(late, time.time() - 1)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "tests.support.fix_time", "-p",
-            "tests.support.fix_required",
-         "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
-        cwd=tmp_path,
-        env=os.environ | {name: str(until) for name,
-            until in limits.items()} | {"FOREBAY_REQUIRE_SERVERS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_pytest(
+        tmp_path,
+        "-s",
+        "-p",
+        "tests.support.fix_time",
+        "-p",
+        "tests.support.fix_required",
+        **{name: str(until) for name, until in limits.items()},
+        FOREBAY_REQUIRE_SERVERS="1",
+    )
     assert last in done.stdout.splitlines()[-1], done.stdout + done.stderr
     assert said in done.stdout
     assert ("started" in done.stdout) == (not late)

@@ -22,7 +22,7 @@ from forebay.arguments.kinds import Kind
 from forebay.arguments.results import result_type
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.kept import run_kept, run_kept_async
-from forebay.errors import InvalidJob, WrongConnection
+from forebay.errors import EnqueueError, InvalidJob, WrongConnection
 from forebay.model import Idempotent, JobId, JobOptionChanges, JobOptions
 from forebay.model.doors import door
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
@@ -146,6 +146,24 @@ class Handler(Generic[P, Q, R_co]):
             expires_in_seconds=self.expires_in_seconds,
             not_unique=self._chose_unique and unique is None,
         )
+
+    @door
+    def calls(self, items: Iterable[Any], /) -> list[Call]:
+        """Return a job for each item, its arguments checked: for ``ctx.gather``.
+
+        Args:
+            items: as for ``enqueue_many``.
+
+        Raises:
+            EnqueueError: an item is refused; its ``index`` counts from 0.
+        """
+        found: list[Call] = []
+        for index, item in enumerate(items):
+            try:
+                found.append(self._as_call(item))
+            except EnqueueError as error:
+                raise error.at_index(index) from error.__cause__
+        return found
 
     @connection_first
     def enqueue(self, conn: SyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:

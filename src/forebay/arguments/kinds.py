@@ -13,10 +13,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from forebay._dataclass import dataclass
-from forebay.arguments._signature import Arguments, RawItems, Untyped, arguments_of, innermost
+from forebay.arguments._signature import (
+    Arguments,
+    RawItems,
+    Untyped,
+    arguments_of,
+    innermost,
+)
 from forebay.arguments.follow_up import FollowUp, declared_follow_up
 from forebay.arguments.json_guard import DEFAULT_LIMITS, ArgumentLimits
 from forebay.arguments.keys import DeclaredKeys, declared_keys
+from forebay.arguments.results import gives_coroutine
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
 from forebay.model import JobOptions, checks
 from forebay.policy.key_breaker import Breaker, checked_breaker
@@ -516,6 +523,4 @@ def _is_async(function: Callable[..., Any], name: str) -> bool:
                 "Return instead of yielding, or wrap the generator in a function that consumes it."
             ),
         )
-    # A plain wrapper around a coroutine function usually returns its coroutine: run as a plain
-    # function, it would be done without running.
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(innermost(function))
+    return gives_coroutine(function)

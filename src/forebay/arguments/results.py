@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay.arguments._signature import resolved_or_refused
+from forebay.arguments._signature import innermost, resolved_or_refused
 from forebay.arguments._value_check import value_check
 from forebay.model.outcome import Outcome
 
@@ -61,6 +61,16 @@ def _is_not_run(cls: Any) -> bool:
 
 def _named(cls: type) -> str:
     return f"{'an' if cls.__name__[0].lower() in 'aeiou' else 'a'} {cls.__name__}"
+
+
+def gives_coroutine(function: Callable[..., Any]) -> bool:
+    """Return whether a call of this, or of what it wraps, gives a coroutine.
+
+    A plain wrapper around a coroutine function usually returns its coroutine: run as a plain
+    function, it would be done without running.
+    """
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(innermost(function))
 
 
 def result_type(function: Callable[..., Any], kind: str) -> Any:

@@ -28,7 +28,8 @@ _FAILED: Final = ("already ended", "unknown", "running", "ordering key", "expire
 
 _MEANINGS: Final[dict[str, str]] = {
     "cancelled": "cancelled",
-    "requested": "in a worker: cancellation requested",
+    "requested": "in a worker, or a flow that waits: cancellation requested",
+    "children": "flows among them wait for these: cancelled if they have not started",
     "changed": "changed",
     "unchanged": "as wanted already",
     "running": "in a worker: left alone",
@@ -89,19 +90,25 @@ Conditions = Annotated[JobFilter | None, Together(_conditions, _CONDITIONS)]
 Which = Annotated[JobFilter, Together(_filter, _CONDITIONS)]
 
 
-def cancel(*, which: Which, group: Group = None, how: How) -> None:
+Now = Annotated[bool, option("--now", "Flows that wait end without running again.")]
+
+
+def cancel(*, which: Which, group: Group = None, now: Now = False, how: How) -> None:
     """Cancel jobs, by their ids or by a filter.
 
     A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the
-    job is done. A filter works in steps; after an interruption, the same command finishes. Exit
-    code 1: a named job has already ended, or does not exist.
+    job is done. A flow that waits in a step continues: the step raises JobCancelled, and the
+    handler may compensate. A filter works in steps; after an interruption, the same command
+    finishes. Exit code 1: a named job has already ended, or does not exist.
     """
     if group is not None and which.ids is None:
         raise ConfigError("--group", "needs the ids of jobs: a filter cancels for all groups")
     if which.ids is not None and not how.dry_run and how.token is None:
-        _cancel_named(client_of(how.dsn), list(which.ids), group, as_json=how.as_json)
+        _cancel_named(client_of(how.dsn), list(which.ids), group, now=now, as_json=how.as_json)
         return
-    _act("cancel", which, how, lambda client, **more: client.cancel_matching(which, **more))
+    _act("cancel", which, how,
+         lambda client, **more: client.cancel_matching(which, now=now, **more),
+         now=now)  # fmt: skip
 
 
 def retry(*, which: Which, how: How) -> None:
@@ -155,14 +162,15 @@ def reprioritise(
          priority=priority)  # fmt: skip
 
 
-def purge(queue: Queue, *, how: How) -> None:
+def purge(queue: Queue, *, now: Now = False, how: How) -> None:
     """Cancel every unfinished job of a queue.
 
-    Jobs that are enqueued later stay, and so do subjects.
+    Jobs that are enqueued later stay, and so do subjects. Flows that wait continue, and may
+    compensate.
     """
     _act("purge", JobFilter(queue=queue), how,
-         lambda client, **more: client.purge_queue(queue, **more),
-         remark=lambda: _say_what_stays(queue, how))  # fmt: skip
+         lambda client, **more: client.purge_queue(queue, now=now, **more),
+         remark=lambda: _say_what_stays(queue, how), now=now)  # fmt: skip
 
 
 def truncate(queue: Queue, *, how: How) -> None:
@@ -260,8 +268,10 @@ def _print_plan(act: ChangeAct, plan: ChangePlan) -> None:
         )
 
 
-def _cancel_named(client: Client, job_ids: list[int], group: str | None, *, as_json: bool) -> None:
-    answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
+def _cancel_named(
+    client: Client, job_ids: list[int], group: str | None, *, now: bool, as_json: bool
+) -> None:
+    answers = {job_id: client.cancel(job_id, group=group, now=now) for job_id in job_ids}
     if as_json:
         print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
     failed = False
@@ -280,6 +290,9 @@ def _cancelled(client: Client, job_id: int, group: str | None, answer: CancelAns
         case "cancelled":
             return f"job {job_id} is cancelled"
         case "requested":
+            states = {job.state for job in client.job(job_id) if group in (None, job.group)}
+            if not any(state.is_held for state in states):
+                return f"job {job_id} is a flow that waits: it continues, and may compensate"
             return f"job {job_id} is in a worker: cancellation requested"
         case "already ended":
             states = {job.state for job in client.job(job_id) if group in (None, job.group)}

@@ -11,6 +11,7 @@ from forebay.cli._acts import agreed
 from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._patience import patience
+from forebay.cli._steps import From, step_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     DiedAfter,
@@ -24,8 +25,6 @@ from forebay.cli.options import (
     Queue,
     Tag,
     ToGroup,
-    Yes,
-    confirmed,
     duration,
     instant_or_age,
 )
@@ -46,7 +45,7 @@ from forebay.errors import ConfigError, DeadLetterNotFound
 from forebay.model.text import counted
 
 if TYPE_CHECKING:
-    from forebay.model.status import DeadLetter, RedrivePlan
+    from forebay.model.status import DeadLetter, PurgePlan, RedrivePlan
 
 commands = Commands()
 
@@ -383,12 +382,14 @@ def redrive(
     filters: Filters,
     limit: Annotated[int | None, option("--limit N", "Maximum number.")] = None,
     to_group: ToGroup = None,
+    from_: From = None,
     how: How,
 ) -> None:
     """Enqueue new jobs from dead letters: by id, by filter, or all.
 
-    Jobs are enqueued in their original order. A dead letter can be redriven once. A filter works
-    in steps; after an interruption, the same command finishes.
+    Jobs are enqueued in their original order. A dead letter can be redriven once. A flow continues
+    behind its steps; with --from, for ids only, it does that step and all later ones again. A
+    filter works in steps; after an interruption, the same command finishes.
     """
     filters["limit"] = limit
     given = any(value is not None for value in filters.values())
@@ -402,13 +403,19 @@ def redrive(
     if dead_ids:
         if how.dry_run or how.token:
             raise ConfigError("dead redrive", "takes --dry-run and --token with a filter only")
-        made = {dead_id: client.redrive(dead_id, to_group=to_group) for dead_id in dead_ids}
+        step, key = (None, None) if from_ is None else step_of(from_)
+        made = {
+            dead_id: client.redrive(dead_id, to_group=to_group, from_step=step, from_key=key)
+            for dead_id in dead_ids
+        }
         if how.as_json:
             print_json([{"dead_id": dead, "job_id": new} for dead, new in made.items()])
             return
         for dead, new in made.items():
             console().print(f"redriven dead letter {dead} as job {new}")
         return
+    if from_ is not None:
+        raise ConfigError("--from", "needs the ids of dead letters", value=from_)
     filters["to_group"] = to_group
     token = agreed(
         how,
@@ -465,13 +472,11 @@ def purge(
     ] = None,
     queue: Queue = None,
     cause: Cause = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    how: How,
 ) -> None:
     """Delete old dead letters, or those of a cause, permanently, now.
 
-    See `forebay dead keep` for a rule.
+    All at once, or none. See `forebay dead keep` for a rule.
     """
     if older_than is None and cause is None:
         raise ConfigError("dead purge", "needs --older-than or --cause")
@@ -480,14 +485,29 @@ def purge(
     which = f" of queue {queue}" if queue else ""
     which += f" of cause {cause}" if cause else ""
     which += f" older than {older_than}" if older_than else ""
-    if not yes and not confirmed(f"Delete dead letters{which}?"):
-        raise SystemExit(ExitCode.FAILED)
+    client = client_of(how.dsn)
+    token = agreed(
+        how,
+        lambda: client.plan_purge_dead(age, queue=queue, cause=cause),
+        lambda plan: f"Delete {counted(plan.jobs, 'dead letter')}{which}?",
+        _print_purge_plan,
+    )
     with patience("purge", "nothing is deleted: run the same command again"):
-        count = client_of(dsn).purge_dead(age, queue=queue, cause=cause)
-    if as_json:
+        count = client.purge_dead(age, queue=queue, cause=cause, token=token)
+    if how.as_json:
         print_json({"purged": count})
     else:
         console().print(f"deleted dead letters: {count:,}")
+
+
+def _print_purge_plan(plan: PurgePlan) -> None:
+    rows = facts_table()
+    rows.add_row("would delete", Text(counted(plan.jobs, "dead letter"), "bold"))
+    if plan.jobs:
+        rows.add_row("redriven", f"{plan.redriven:,} of them")
+        rows.add_row("died", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
+    rows.add_row("token", plan.token)
+    console().print(rows)
 
 
 def _queue(letter: DeadLetter) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from forebay.cli import _archive, _change
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of, run
+from forebay.cli._steps import flow_json, print_steps, rewind
 from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
@@ -41,6 +42,7 @@ State = Annotated[
         "scheduled, ready, claimed, running, retrying, done, cancelled, expired or dead.",
     ),
 ]
+commands.add("rewind")(rewind)
 commands.add("replay")(_archive.replay)
 commands.add("export")(_archive.export)
 
@@ -158,15 +160,30 @@ def _line(job: JobStatus) -> Text:
 
 
 @commands.add("show")
-def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Show a job in each consumer group of its queue: state, attempts, errors, progress, result."""
+def show(
+    job_id: JobId,
+    *,
+    values: Annotated[bool, option("--values", "Also what the steps of a flow returned.")] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job in each consumer group of its queue: state, attempts, errors, progress, result,
+    steps.
+    """
     from forebay.model import JobState
 
     client = client_of(dsn)
     found = client.job(job_id)
     histories = {history.group: history for history in client.job_history(job_id)}
+    flows = {flow.group: flow for flow in client.flow(job_id, values=values)}
     if as_json:
-        print_json([_with_history(job, histories.get(job.group)) for job in found])
+        print_json(
+            [
+                _with_history(job, histories.get(job.group))
+                | {"flow": flow_json(flows.get(job.group), values=values)}
+                for job in found
+            ]
+        )
         return
     out = console()
     waiting = any(not job.state.is_final and job.state is not JobState.RUNNING for job in found)
@@ -176,6 +193,8 @@ def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
             out.print()
         history = histories.get(job.group)
         out.print(_facts(job, history, answers.get(job.group)))
+        if job.group in flows:
+            print_steps(out, flows[job.group], values=values)
         for error in history.errors if history else ():
             out.print(failure_headline(error))
         if history and history.result and history.result.problem is None:
@@ -194,6 +213,8 @@ def _queue(job: JobStatus) -> str:
 def _since(job: JobStatus) -> str:
     if job.run_at is not None and not job.state.is_final:
         return f"due {ago(job.run_at)}"
+    if job.state == "scheduled":
+        return "due when woken"
     return ago(job.ended_at or job.claimed_at or job.enqueued_at)
 
 

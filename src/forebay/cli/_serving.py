@@ -190,7 +190,7 @@ def _run_until_signal(
                 all_stats = await run_workers(running, settings, until_idle=until_idle)
                 names = [worker.name for worker in running]
                 found += zip(names, all_stats, strict=True)
-                if received:
+                if received or any(worker.asked_by for worker in running):
                     break
         return found
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from forebay.cli._commands import argument
 from forebay.cli._database import client_of
+from forebay.cli._steps import newest_step
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import ago, attempt_of, compact, moment, print_json, state_text
@@ -169,6 +170,7 @@ def _group(
     if history and history.progress and not job.state.is_final:
         done = history.progress
         yield "progress", _cut(f"{done.done:.0%} {done.note} ({ago(done.recorded_at)})")
+    yield from _steps(found, job)
     if history and history.result:
         yield _result(history.result.value, history.result.problem)
     if reason is not None and not job.state.is_final:
@@ -176,6 +178,12 @@ def _group(
     yield "next", Text(found.next_steps[job.group], style="bold")
     if not with_name:
         yield from _advice(job, reason)
+
+
+def _steps(found: Whereabouts, job: JobStatus) -> Iterator[tuple[str, Text]]:
+    for flow in found.flows:
+        if flow.group == job.group and flow.steps:
+            yield "steps", _cut(newest_step(flow))
 
 
 def _advice(job: JobStatus, reason: Any) -> Iterator[tuple[str, str]]:

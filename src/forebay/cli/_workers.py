@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from forebay.cli._acts import agreed
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of
+from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, Limit, instant_or_age
-from forebay.cli.output import ago, one_line, print_json
-from forebay.cli.text import console
+from forebay.cli.options import Dsn, How, Json, Limit, instant_or_age
+from forebay.cli.output import ago, facts_table, one_line, print_json
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.text import counted, signal_name
 
 if TYPE_CHECKING:
-    from forebay.model.workers import EndedWorker, RunningJob, WorkerOverview
+    from forebay.model.workers import EndedWorker, RunningJob, StopPlan, WorkerOverview
 
 commands = Commands()
+
+WorkerName = Annotated[
+    str | None,
+    argument("[WORKER]", "Name of a worker, or its beginning up to a colon: a host, or host:pid."),
+]
 
 
 @commands.add("list")
@@ -58,6 +65,8 @@ def list_(
     for worker in found:
         out.print(one_line(_facts(worker)))
         out.print(one_line(f"  {_serves(worker)}"), style="dim")
+        if worker.stop_at is not None:
+            out.print(one_line(f"  asked to stop {ago(worker.stop_at)} by {worker.stop_by}"))
         for job in worker.running_jobs:
             out.print(one_line(f"  {_runs(job)}"))
         more = worker.running - len(worker.running_jobs)
@@ -78,6 +87,8 @@ def _list_ended(dsn: str | None, *, since: str | None, limit: int, as_json: bool
         out.print(one_line(_end(worker)), style="default" if worker.how == "stopped" else "red")
         signs = f"started {ago(worker.started_at)}, last sign {ago(worker.heartbeat_at)}"
         out.print(one_line(f"  {signs}; {', '.join(worker.queues or ['?'])}"), style="dim")
+        if worker.stop_by is not None:
+            out.print(one_line(f"  asked to stop by {worker.stop_by}"))
         if worker.jobs:
             out.print(one_line(f"  {_held(worker)}"))
             more = ", ..." if worker.jobs > len(worker.job_ids) else ""
@@ -86,12 +97,7 @@ def _list_ended(dsn: str | None, *, since: str | None, limit: int, as_json: bool
 
 @commands.add("set")
 def set_(
-    name: Annotated[
-        str | None,
-        argument(
-            "[WORKER]", "Name of a worker, or its beginning up to a colon: a host, or host:pid."
-        ),
-    ] = None,
+    name: WorkerName = None,
     *,
     every: Annotated[bool, option("--all", "All workers.")] = False,
     concurrency: Annotated[
@@ -129,6 +135,77 @@ def set_(
         console(stderr=True).print(f"no worker {name}" if name else "no workers", style="yellow")
     if not count:
         raise SystemExit(ExitCode.FAILED)
+
+
+@commands.add("stop")
+def stop(
+    name: WorkerName = None,
+    *,
+    every: Annotated[bool, option("--all", "All workers.")] = False,
+    app_version: Annotated[
+        str | None,
+        option("--app-version VERSION", "Only workers of this version of the application."),
+    ] = None,
+    how: How,
+) -> None:
+    """Ask running workers to stop, as SIGTERM does.
+
+    They follow with their next heartbeat: they claim no more, running jobs have the grace time of
+    their worker, and the rest goes back without using an attempt. systemd or Kubernetes may start
+    the process again.
+    """
+    if every and name is not None:
+        raise ConfigError("WORKER", "and --all exclude each other")
+    if not every and name is None and app_version is None:
+        raise ConfigError("WORKER", "is missing: name a worker, or pass --app-version or --all")
+    client = client_of(how.dsn)
+    which = f"worker {name}" if name else "workers"
+    if app_version is not None:
+        which += f" of version {app_version}"
+
+    def planned() -> StopPlan:
+        plan = client.plan_stop(worker=name, app_version=app_version)
+        if not (plan.workers or how.dry_run):
+            _refuse_none(which)
+        return plan
+
+    token = agreed(
+        how,
+        planned,
+        lambda plan: (
+            f"Stop {counted(len(plan.workers), 'worker')} with {counted(plan.jobs, 'running job')}?"
+        ),
+        _print_stop_plan,
+        if_none=True,
+    )
+    with patience("stop", "run the same command again"):
+        count = client.stop_workers(worker=name, app_version=app_version, token=token)
+    if how.as_json:
+        print_json({"workers": count})
+    elif count:
+        console().print(f"asked {counted(count, 'worker')} to stop")
+    if not count:
+        _refuse_none(None if how.as_json else which)
+
+
+def _refuse_none(which: str | None) -> None:
+    """End with failure, since no worker matches; say so unless JSON did."""
+    if which is not None:
+        text = f"no {which} runs that was not asked before"
+        console(stderr=True).print(one_line(text), style="yellow")
+    raise SystemExit(ExitCode.FAILED)
+
+
+def _print_stop_plan(plan: StopPlan) -> None:
+    rows = facts_table()
+    rows.add_row("would stop", Text(counted(len(plan.workers), "worker"), "bold"))
+    for name in plan.workers[:20]:
+        rows.add_row("", one_line(name))
+    if len(plan.workers) > 20:
+        rows.add_row("", f"and {len(plan.workers) - 20:,} more")
+    rows.add_row("that run", counted(plan.jobs, "job"))
+    rows.add_row("token", plan.token)
+    console().print(rows)
 
 
 def _facts(worker: WorkerOverview) -> str:

@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from forebay.client import AsyncClient
@@ -20,8 +19,6 @@ from forebay.errors import ConfigError, ForebayError, shown
 from forebay.model.change import JobFilter
 from forebay.model.limits import Limits
 from forebay.model.text import counted
-from forebay.ops.enqueue import database_clock
-from forebay.ops.jobs import LIST_MAX
 
 if TYPE_CHECKING:
     from forebay.model.change import ChangeAct
@@ -38,16 +35,11 @@ LIMITS: Final = tuple(field.name for field in dataclasses.fields(Limits))
 #: Limits that go with another one if that is removed.
 _WITH: Final = {"rate": "burst", "key_rate": "key_burst", "max_waiting": "max_waiting_group"}
 
+#: Most names of a plan that are listed.
+_NAMES_MAX: Final = 20
+
 #: Acts whose end is remembered.
 _RUNS_MAX: Final = 100
-
-
-class Actor(AsyncClient):
-    """A client for acts."""
-
-    async def clock(self) -> datetime:
-        """Return the time of the database."""
-        return await self._run(None, database_clock())
 
 
 class Plan(NamedTuple):
@@ -79,8 +71,10 @@ class Done(NamedTuple):
 
 
 #: Does an act, with the token of the plan, and a function that takes the number of jobs so far.
-Doing = Callable[[Actor, Mapping[str, str], str, Callable[[int], None]], Awaitable[str | Done]]
-Planning = Callable[[Actor, Mapping[str, str]], Awaitable[Plan]]
+Doing = Callable[
+    [AsyncClient, Mapping[str, str], str, Callable[[int], None]], Awaitable[str | Done]
+]
+Planning = Callable[[AsyncClient, Mapping[str, str]], Awaitable[Plan]]
 
 
 class Act(NamedTuple):
@@ -95,6 +89,7 @@ class Act(NamedTuple):
         plan: says what it would do; None: it has an exact reverse and needs no question.
         reverse: the act that undoes it exactly; None: it has a plan instead.
         is_long: it may take minutes, and continues while the person looks at something else.
+        needs_token: it is done with the token of its plan only, as each long one.
     """
 
     name: str
@@ -105,6 +100,7 @@ class Act(NamedTuple):
     plan: Planning | None = None
     reverse: str | None = None
     is_long: bool = False
+    needs_token: bool = False
 
 
 class Run:
@@ -188,11 +184,11 @@ def _filter(form: Mapping[str, str]) -> JobFilter:
 
 
 def _to(
-    field: str, act: Callable[[Actor, str], Awaitable[object]], sentence: str
+    field: str, act: Callable[[AsyncClient, str], Awaitable[object]], sentence: str
 ) -> Callable[..., Awaitable[str]]:
     """Return what does an act to the one thing that a field names, and says the sentence of it."""
 
-    async def do(client: Actor, form: Mapping[str, str], *_: Any) -> str:
+    async def do(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
         name = needed(form, field)
         await act(client, name)
         return sentence.format(name)
@@ -200,14 +196,14 @@ def _to(
     return do
 
 
-async def _plan_cancel(client: Actor, form: Mapping[str, str]) -> Plan:
+async def _plan_cancel(client: AsyncClient, form: Mapping[str, str]) -> Plan:
     job_id = _number(form, "job")
     found = await client.job(job_id)
     states = [(f"in group {one.group}", one.state) for one in found]
     return Plan(f"Cancel job {job_id}. A running handler is requested to stop.", states)
 
 
-async def _cancel(client: Actor, form: Mapping[str, str], *_: Any) -> str:
+async def _cancel(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
     job_id = _number(form, "job")
     return f"Job {job_id}: {await client.cancel(job_id)}."
 
@@ -226,7 +222,7 @@ def _wanted(act: ChangeAct, form: Mapping[str, str]) -> dict[str, Any]:
 def _matching(act: ChangeAct, sentence: str) -> tuple[Doing, Planning]:
     """Return what does an act on all jobs that match, and what says what it would do."""
 
-    async def plan(client: Actor, form: Mapping[str, str]) -> Plan:
+    async def plan(client: AsyncClient, form: Mapping[str, str]) -> Plan:
         wanted = _wanted(act, form)
         plan = await client.plan_change(act, _filter(form), **wanted)
         facts: list[tuple[str, Any]] = [
@@ -244,7 +240,7 @@ def _matching(act: ChangeAct, sentence: str) -> tuple[Doing, Planning]:
         return Plan(text, facts, plan.jobs, plan.token)
 
     async def do(
-        client: Actor, form: Mapping[str, str], token: str, progress: Callable[[int], None]
+        client: AsyncClient, form: Mapping[str, str], token: str, progress: Callable[[int], None]
     ) -> str:
         change = getattr(client, f"{act}_matching")
         found = await change(_filter(form), **_wanted(act, form), token=token, progress=progress)
@@ -255,18 +251,18 @@ def _matching(act: ChangeAct, sentence: str) -> tuple[Doing, Planning]:
     return do, plan
 
 
-async def _plan_redrive(client: Actor, form: Mapping[str, str]) -> Plan:
+async def _plan_redrive(client: AsyncClient, form: Mapping[str, str]) -> Plan:
     letter = await client.dead_letter(_number(form, "dead"))
     facts = [("job", letter.job_id), ("kind", letter.kind), ("died", letter.died_at)]
     return Plan(f"Redrive dead letter {letter.dead_id} as a new job.", facts)
 
 
-async def _redrive(client: Actor, form: Mapping[str, str], *_: Any) -> str:
+async def _redrive(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
     dead_id = _number(form, "dead")
     return f"Dead letter {dead_id} is redriven as job {await client.redrive(dead_id)}."
 
 
-async def _plan_redrive_cause(client: Actor, form: Mapping[str, str]) -> Plan:
+async def _plan_redrive_cause(client: AsyncClient, form: Mapping[str, str]) -> Plan:
     plan = await client.plan_redrive(cause=needed(form, "cause"))
     facts = [("first death", plan.oldest_at), ("last death", plan.newest_at)]
     text = f"Redrive {counted(plan.jobs, 'dead letter')}, each as a new job."
@@ -274,7 +270,7 @@ async def _plan_redrive_cause(client: Actor, form: Mapping[str, str]) -> Plan:
 
 
 async def _redrive_cause(
-    client: Actor, form: Mapping[str, str], token: str, progress: Callable[[int], None]
+    client: AsyncClient, form: Mapping[str, str], token: str, progress: Callable[[int], None]
 ) -> str:
     number = await client.redrive_matching(
         cause=needed(form, "cause"), token=token, progress=progress
@@ -282,28 +278,23 @@ async def _redrive_cause(
     return f"{counted(number, 'dead letter')} redriven."
 
 
-async def _plan_purge(client: Actor, form: Mapping[str, str]) -> Plan:
-    cause = needed(form, "cause")
-    at = await client.clock()
-    waiting = sum(one.jobs for one in await client.dead_groups(cause=cause))
-    redriven = len(await client.dead_letters(cause=cause, redriven=True, limit=LIST_MAX))
-    is_more = redriven == LIST_MAX
+async def _plan_purge(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    plan = await client.plan_purge_dead(0, cause=needed(form, "cause"))
     facts = [
-        ("never redriven", number(waiting)),
-        ("redriven before", f"{'at least ' if is_more else ''}{redriven:,}"),
-        ("that died until", at),
+        ("of these redriven", number(plan.redriven)),
+        ("first death", plan.oldest_at),
+        ("last death", plan.newest_at),
     ]
-    jobs = None if is_more else waiting + redriven
-    return Plan("Delete the dead letters of this cause for good.", facts, jobs, at.isoformat())
+    text = f"Delete {counted(plan.jobs, 'dead letter')} of this cause for good."
+    return Plan(text, facts, plan.jobs, plan.token)
 
 
-async def _purge(client: Actor, form: Mapping[str, str], token: str, _: Any) -> str:
-    age = await client.clock() - instant_of(token, "token")
-    deleted = await client.purge_dead(max(age, timedelta()), cause=needed(form, "cause"))
+async def _purge(client: AsyncClient, form: Mapping[str, str], token: str, _: Any) -> str:
+    deleted = await client.purge_dead(0, cause=needed(form, "cause"), token=token)
     return f"{counted(deleted, 'dead letter')} deleted."
 
 
-async def _limit(client: Actor, form: Mapping[str, str], *_: Any) -> Done:
+async def _limit(client: AsyncClient, form: Mapping[str, str], *_: Any) -> Done:
     """Set the limits that a person has changed; another one may have changed the others."""
     queue = needed(form, "queue")
     wanted = {
@@ -332,7 +323,7 @@ def _limit_value(name: str, text: str) -> Any:
         raise ConfigError(name, f"is {shown(text)}, not a number") from None
 
 
-async def _concurrency(client: Actor, form: Mapping[str, str], *_: Any) -> Done:
+async def _concurrency(client: AsyncClient, form: Mapping[str, str], *_: Any) -> Done:
     worker = needed(form, "worker")
     wanted = _number(form, "concurrency") if form.get("concurrency") else None
     found = [one for one in await client.workers(jobs=0) if one.worker == worker]
@@ -346,18 +337,49 @@ async def _concurrency(client: Actor, form: Mapping[str, str], *_: Any) -> Done:
     )
 
 
-async def _plan_run(client: Actor, form: Mapping[str, str]) -> Plan:
+def _chosen(form: Mapping[str, str]) -> dict[str, Any]:
+    """Return which workers a form chooses; it does not choose all by leaving out both."""
+    found: dict[str, Any] = {
+        name: form[name] for name in ("worker", "app_version") if form.get(name)
+    }
+    if not found:
+        raise ConfigError("worker", "is missing, and so is app_version")
+    return found
+
+
+async def _plan_stop(client: AsyncClient, form: Mapping[str, str]) -> Plan:
+    plan = await client.plan_stop(**_chosen(form))
+    more = len(plan.workers) - _NAMES_MAX
+    facts: list[tuple[str, Any]] = [
+        *(("worker", name) for name in plan.workers[:_NAMES_MAX]),
+        *([("and", f"{more:,} more")] if more > 0 else []),
+        ("running jobs", f"{plan.jobs:,}"),
+    ]
+    text = (
+        f"Ask {counted(len(plan.workers), 'worker')} to stop. Running jobs have the grace time, the"
+        " rest goes back without using an attempt. systemd or Kubernetes may start the process"
+        " again."
+    )
+    return Plan(text, facts, len(plan.workers), plan.token)
+
+
+async def _stop(client: AsyncClient, form: Mapping[str, str], token: str, _: Any) -> str:
+    count = await client.stop_workers(**_chosen(form), token=token)
+    return f"{counted(count, 'worker')} asked to stop: with the next heartbeat."
+
+
+async def _plan_run(client: AsyncClient, form: Mapping[str, str]) -> Plan:
     found = await client.schedule(needed(form, "schedule"))
     facts = [("kind", found.kind), ("last", found.last_for)]
     return Plan(f"Enqueue a job of schedule {found.name} now.", facts)
 
 
-async def _run(client: Actor, form: Mapping[str, str], *_: Any) -> str:
+async def _run(client: AsyncClient, form: Mapping[str, str], *_: Any) -> str:
     name = needed(form, "schedule")
     return f"Schedule {name}: job {await client.run_schedule(name)} is enqueued."
 
 
-async def _plan_reset(client: Actor, form: Mapping[str, str]) -> Plan:
+async def _plan_reset(client: AsyncClient, form: Mapping[str, str]) -> Plan:
     found = await client.endpoint(needed(form, "endpoint"))
     facts = [("breaker", found.breaker), ("waiting", f"{found.waiting:,}")]
     return Plan(f"Close the breaker of endpoint {found.name}: its deliveries are sent now.", facts)
@@ -379,6 +401,8 @@ ACTS: Final = {
         Act("queues.limit", _Q, "Set limits", ("queue", *LIMITS), _limit, reverse="queues.limit"),
         Act("workers.set", "change workers", "Set concurrency", ("worker", "concurrency"),
             _concurrency, reverse="workers.set"),
+        Act("workers.stop", "change workers", "Stop", ("worker", "app_version"), _stop, _plan_stop,
+            needs_token=True),
         Act("jobs.cancel", _J, "Cancel", ("job",), _cancel, _plan_cancel),
         Act("jobs.cancel_matching", _J, "Cancel all that match", _MATCHING,
             *_matching("cancel", "Cancel {}."), is_long=True),

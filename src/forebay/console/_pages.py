@@ -11,9 +11,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from forebay.console._text import instant_of
-from forebay.doctor import without_workers
-from forebay.doctor.examine import examine
+from forebay.console._request import (
+    ROWS,
+    instant_in,
+    needed_in,
+    part_of,
+    text_in,
+    whole_in,
+)
 from forebay.errors import ConfigError, EndpointNotFound
 from forebay.guard.holder_query import holders
 from forebay.model.change import JobFilter
@@ -47,12 +52,9 @@ if TYPE_CHECKING:
 
     from forebay.console._source import Source
     from forebay.model.schedules import ScheduleStatus
-    from forebay.model.stats import StatsSample
+    from forebay.model.stats import StatsSample, StatsStep
 
 Facts = dict[str, Any]
-
-#: Rows of a list.
-_ROWS: Final = 50
 
 #: Holders of an old snapshot or a lock.
 _HOLDERS_MAX: Final = 10
@@ -74,6 +76,13 @@ _SPANS: Final[dict[str, tuple[Any, timedelta]]] = {
     "day": ("minute", timedelta(days=1)),
     "month": ("hour", timedelta(days=30)),
 }
+
+#: The finest steps first: how long each is kept, and the longest range of which it makes curves.
+_STEPS: Final[tuple[tuple[StatsStep, timedelta, timedelta], ...]] = (
+    ("second", timedelta(hours=1), timedelta(minutes=10)),
+    ("minute", timedelta(days=7), timedelta(days=2)),
+    ("hour", timedelta(days=366), timedelta(days=366)),
+)
 
 #: Columns of a list of jobs that a person can choose, beside the number of the job.
 COLUMNS: Final = (
@@ -112,53 +121,6 @@ class Page(NamedTuple):
     is_shared: bool = False
 
 
-class Part(NamedTuple):
-    """A part of a list of which everything is known.
-
-    Attributes:
-        rows: those that the page shows.
-        first: how many are before them.
-        total: how many there are.
-        name: the part of the address that says where a page begins.
-    """
-
-    rows: Sequence[Any]
-    first: int
-    total: int
-    name: str
-
-
-def _part(request: Request, rows: list[Any], name: str = "from", most: int = _ROWS) -> Part:
-    """Return the part of a list that the address names; the last one if it names none there is."""
-    first = min(_whole(request, name) or 0, max(0, len(rows) - 1))
-    return Part(rows[first : first + most], first, len(rows), name)
-
-
-def _text(request: Request, name: str) -> str | None:
-    return request.query_params.get(name) or None
-
-
-def _needed(request: Request, name: str) -> str:
-    found = _text(request, name)
-    if found is None:
-        raise ConfigError(name, "is missing in the address of this page")
-    return found
-
-
-def _whole(request: Request, name: str) -> int | None:
-    found = _text(request, name)
-    if found is None:
-        return None
-    if not (found.isascii() and found.isdigit() and len(found) <= 18):
-        raise ConfigError(name, f"is {found!r}, not a whole number")
-    return int(found)
-
-
-def _instant(request: Request, name: str) -> datetime | None:
-    found = _text(request, name)
-    return None if found is None else instant_of(found, name)
-
-
 async def _overview(source: Source, request: Request) -> Facts:
     found = await source.overview()
     problems = await source.problems()
@@ -167,11 +129,11 @@ async def _overview(source: Source, request: Request) -> Facts:
     return {
         "section": "Overview",
         "age": source.age_seconds,
-        "problems": _part(request, now, "problem", _PROBLEMS),
+        "problems": part_of(request, now, "problem", _PROBLEMS),
         "others": [one for one in problems if one.state != "holds"],
         "errors": sum(one.severity == "error" for one in now),
         "overview": found,
-        "queues": _part(
+        "queues": part_of(
             request,
             sorted(found.queues, key=lambda one: (-one.ready - one.claimed, one.queue)),
             "queue",
@@ -187,19 +149,60 @@ async def _overview(source: Source, request: Request) -> Facts:
     }
 
 
+class Window(NamedTuple):
+    """The time that curves show.
+
+    Attributes:
+        span: hour, day or month, up to now; empty: from one time to another.
+        step: of its samples.
+        until: None: now.
+    """
+
+    span: str
+    step: StatsStep
+    since: datetime
+    until: datetime | None
+
+    def moved(self, begin: float, end: float) -> dict[str, str]:
+        """Return another window, by its ends in lengths of this one, as a part of an address."""
+        until = self.until or datetime.now(UTC)
+        length = until - self.since
+        ends = {"since": self.since + begin * length, "until": self.since + end * length}
+        return {name: at.isoformat(timespec="milliseconds") for name, at in ends.items()}
+
+
+def _window(request: Request) -> Window:
+    """Return the time that an address asks for: a span, or what a person zoomed into."""
+    now = datetime.now(UTC)
+    since, until = instant_in(request, "since"), instant_in(request, "until")
+    if since is None and until is None:
+        span = text_in(request, "span") or "hour"
+        if span not in _SPANS:
+            raise ConfigError("span", f"is {span!r}, not one of {', '.join(_SPANS)}")
+        step, length = _SPANS[span]
+        return Window(span, step, now - length, None)
+    longest = _STEPS[-1][1]
+    until = now if until is None else min(now, max(until, now - longest))
+    since = until - timedelta(hours=1) if since is None else max(since, now - longest)
+    if since >= until:
+        raise ConfigError("since", "is not before until, or not in the past")
+    step = next(
+        (step for step, kept, most in _STEPS if since > now - kept and until - since <= most),
+        _STEPS[-1][0],
+    )
+    return Window("", step, since, until)
+
+
 async def _queue(source: Source, request: Request) -> Facts:
-    name = _needed(request, "queue")
-    span = _text(request, "span") or "hour"
-    if span not in _SPANS:
-        raise ConfigError("span", f"is {span!r}, not one of {', '.join(_SPANS)}")
-    step, length = _SPANS[span]
+    name = needed_in(request, "queue")
+    window = _window(request)
     overview = await source.overview()
     loads = [one for one in overview.queues if one.queue == name]
-    series = await source.read(stats.stats_series(step, datetime.now(UTC) - length, None, name))
+    series = await source.read(stats.stats_series(window.step, window.since, window.until, name))
     counted = await source.read(stats.stats(name))
     limits = await source.read(queues.limits(name))
     times, curves = _curves(series)
-    happened = await source.happenings(times[0], name) if times else []
+    happened = await source.happenings(times[0], name, window.until) if times else []
     return {
         "section": "Overview",
         "name": name,
@@ -214,8 +217,9 @@ async def _queue(source: Source, request: Request) -> Facts:
         "kinds": _by(counted, "kind"),
         "tags": _by(counted, "tag"),
         "priorities": _by(counted, "priority"),
-        "span": span,
+        "window": window,
         "spans": list(_SPANS),
+        "times": times,
         "curves": curves,
         "marks": marks(happened, times),
     }
@@ -243,7 +247,7 @@ def _by(counted: Iterable[Any], field: str) -> list[Facts]:
         }
         for value, row in sums.items()
     ]
-    return sorted(rows, key=lambda row: (-row["ready"] - row["done"], str(row["value"])))[:_ROWS]
+    return sorted(rows, key=lambda row: (-row["ready"] - row["done"], str(row["value"])))[:ROWS]
 
 
 def _p95(counts: Sequence[int], total_ms: int) -> float | None:
@@ -289,12 +293,12 @@ def _curves(
 async def _jobs(source: Source, request: Request) -> Facts:
     names = ("queue", "kind", "tag", "correlation_id", "ordering_key", "limit_key", "subject",
              "endpoint", "unique_key")  # fmt: skip
-    given: Facts = {name: _text(request, name) for name in names}
-    given["enqueued_after"] = _instant(request, "enqueued_after")
-    given["enqueued_before"] = _instant(request, "enqueued_before")
+    given: Facts = {name: text_in(request, name) for name in names}
+    given["enqueued_after"] = instant_in(request, "enqueued_after")
+    given["enqueued_before"] = instant_in(request, "enqueued_before")
     left = {name: value for name, value in given.items() if value is not None}
-    state = _text(request, "state")
-    contains = _text(request, "contains")
+    state = text_in(request, "state")
+    contains = text_in(request, "contains")
     chosen = request.query_params.getlist("column")
     if unknown := set(chosen) - set(COLUMNS):
         raise ConfigError(
@@ -307,8 +311,8 @@ async def _jobs(source: Source, request: Request) -> Facts:
             which=JobFilter(**left) if left else None,
             state=state,
             contains=contains,
-            limit=_ROWS,
-            before=_whole(request, "before"),
+            limit=ROWS,
+            before=whole_in(request, "before"),
             budget=_BUDGET,
             states=_STATES,
         )
@@ -326,7 +330,7 @@ async def _jobs(source: Source, request: Request) -> Facts:
 
 
 async def _job(source: Source, request: Request) -> Facts:
-    what = _needed(request, "what")
+    what = needed_in(request, "what")
     found = await source.read(where(what))
     described = [one for one in found.jobs if one.job_id == found.job_id]
     return {
@@ -337,22 +341,23 @@ async def _job(source: Source, request: Request) -> Facts:
         "described": described,
         "others": [one for one in found.jobs if one.job_id != found.job_id],
         "histories": {one.group: one for one in found.histories},
+        "flows": {one.group: one for one in found.flows},
         "explanations": {one.group: one for one in found.explanations},
     }
 
 
 async def _failures(source: Source, request: Request) -> Facts:
-    queue, kind, endpoint = (_text(request, name) for name in ("queue", "kind", "endpoint"))
+    queue, kind, endpoint = (text_in(request, name) for name in ("queue", "kind", "endpoint"))
     groups = await source.read(dead.dead_groups(queue, kind, None, endpoint))
     end = datetime.now(UTC).replace(second=0, microsecond=0)
     series = await source.minutes(end - timedelta(minutes=59), queue)
     courses = None if series is None else _courses(series, end)
     return {
         "section": "Failures",
-        "groups": _part(request, groups),
+        "groups": part_of(request, groups),
         "total": sum(one.jobs for one in groups),
         "courses": courses and [one for one in courses if kind in (None, one[1])],
-        "rows": _ROWS,
+        "rows": ROWS,
     }
 
 
@@ -379,11 +384,11 @@ def _courses(series: Iterable[StatsSample], end: datetime) -> list[tuple[str, st
 
 
 async def _cause(source: Source, request: Request) -> Facts:
-    cause = _needed(request, "cause")
+    cause = needed_in(request, "cause")
     groups = await source.read(dead.dead_groups(None, None, cause, None))
     letters = await source.read(
         dead.dead_letters(
-            redriven="any", limit=_ROWS, before=_whole(request, "before"), cause=cause
+            redriven="any", limit=ROWS, before=whole_in(request, "before"), cause=cause
         )
     )
     return {
@@ -392,7 +397,7 @@ async def _cause(source: Source, request: Request) -> Facts:
         "is_missing": not letters,
         "groups": groups,
         "letters": letters,
-        "rows": _ROWS,
+        "rows": ROWS,
     }
 
 
@@ -400,28 +405,28 @@ async def _workers(source: Source, request: Request) -> Facts:
     since = datetime.now(UTC) - timedelta(days=1)
     return {
         "section": "Workers",
-        "workers": _part(request, await source.read(workers.workers(5))),
+        "workers": part_of(request, await source.read(workers.workers(5))),
         "ended": await source.read(workers.ended_workers(since, 100)),
     }
 
 
 async def _keys(source: Source, request: Request) -> Facts:
-    queue = _text(request, "queue")
+    queue = text_in(request, "queue")
     now = datetime.now(UTC)
     found = await source.read(keys.keys(queue, 100))
     return {
         "section": "Keys",
         "keys": [(one, key_answer(one, now)) for one in found],
-        "limits": _part(request, await source.read(queues.limits(queue))),
+        "limits": part_of(request, await source.read(queues.limits(queue))),
     }
 
 
 async def _schedules(source: Source, request: Request) -> Facts:
-    found = _part(request, await source.read(schedules.schedules(None)), "schedule")
+    found = part_of(request, await source.read(schedules.schedules(None)), "schedule")
     return {
         "section": "Schedules",
         "schedules": found._replace(rows=[(one, _next_of(one, 1)) for one in found.rows]),
-        "counts": _part(request, await source.read(subjects.subject_counts(None)), "subject"),
+        "counts": part_of(request, await source.read(subjects.subject_counts(None)), "subject"),
     }
 
 
@@ -434,7 +439,7 @@ def _next_of(one: ScheduleStatus, many: int) -> list[datetime]:
 
 
 async def _schedule(source: Source, request: Request) -> Facts:
-    name = _needed(request, "name")
+    name = needed_in(request, "name")
     (found,) = await source.read(schedules.schedules(name)) or (None,)
     return {
         "section": "Schedules",
@@ -443,29 +448,27 @@ async def _schedule(source: Source, request: Request) -> Facts:
         "schedule": found,
         "next": [] if found is None else _next_of(found, 5),
         "history": (
-            []
-            if found is None
-            else await source.read(schedules.schedule_history(name, _ROWS, None))
+            [] if found is None else await source.read(schedules.schedule_history(name, ROWS, None))
         ),
     }
 
 
 async def _subjects(source: Source, request: Request) -> Facts:
-    queue = _needed(request, "queue")
+    queue = needed_in(request, "queue")
     found = await source.read(
-        subjects.subjects(queue, _text(request, "state"), _text(request, "after"), _ROWS)
+        subjects.subjects(queue, text_in(request, "state"), text_in(request, "after"), ROWS)
     )
     return {
         "section": "Schedules",
         "queue": queue,
         "subjects": found,
-        "rows": _ROWS,
+        "rows": ROWS,
         "counts": await source.read(subjects.subject_counts(queue)),
     }
 
 
 async def _subject(source: Source, request: Request) -> Facts:
-    queue, name = _needed(request, "queue"), _needed(request, "name")
+    queue, name = needed_in(request, "queue"), needed_in(request, "name")
     found = await source.read(subjects.subject(queue, name))
     return {
         "section": "Schedules",
@@ -473,20 +476,20 @@ async def _subject(source: Source, request: Request) -> Facts:
         "name": name,
         "subject": found,
         "is_missing": found is None,
-        "history": await source.read(subjects.subject_history(queue, name, _ROWS)) if found else [],
+        "history": await source.read(subjects.subject_history(queue, name, ROWS)) if found else [],
     }
 
 
 async def _endpoints(source: Source, request: Request) -> Facts:
     return {
         "section": "Endpoints",
-        "endpoints": _part(request, await source.read(endpoints.endpoints()), "endpoint"),
-        "types": _part(request, await source.read(publishing.event_types()), "type"),
+        "endpoints": part_of(request, await source.read(endpoints.endpoints()), "endpoint"),
+        "types": part_of(request, await source.read(publishing.event_types()), "type"),
     }
 
 
 async def _endpoint(source: Source, request: Request) -> Facts:
-    name = _needed(request, "name")
+    name = needed_in(request, "name")
     try:
         found = await source.read(endpoints.endpoint(name))
     except EndpointNotFound:
@@ -513,7 +516,7 @@ async def _endpoint(source: Source, request: Request) -> Facts:
 
 async def _mirrors(source: Source, request: Request) -> Facts:
     await source.overview()
-    shown = _part(request, source.data["mirrors"], most=_MIRRORS)
+    shown = part_of(request, source.data["mirrors"], most=_MIRRORS)
     names = sorted({one["mirror"] for one in shown.rows})
     audits = {name: await source.read(mirrors.mirror_audits(name, 5)) for name in names}
     return {
@@ -538,26 +541,30 @@ async def _database(source: Source, _request: Request) -> Facts:
 
 
 async def _doctor(source: Source, request: Request) -> Facts:
-    found = without_workers(await examine(source.address))
-    found.sort(key=lambda one: one.level.rank)
-    return {"section": "Database", "findings": _part(request, found)}
+    examined = await source.doctor.examined()
+    return {
+        "section": "Database",
+        "age": examined.age_seconds,
+        "compared": examined.compared_seconds,
+        "findings": part_of(request, list(examined.found)),
+    }
 
 
 async def _events(source: Source, request: Request) -> Facts:
     found = await source.read(
         events.events(
-            queue=_text(request, "queue"),
-            act=_text(request, "act"),
-            since=_instant(request, "since"),
-            until=_instant(request, "until"),
-            limit=_ROWS,
+            queue=text_in(request, "queue"),
+            act=text_in(request, "act"),
+            since=instant_in(request, "since"),
+            until=instant_in(request, "until"),
+            limit=ROWS,
         )
     )
-    return {"section": "Events", "events": found, "rows": _ROWS}
+    return {"section": "Events", "events": found, "rows": ROWS}
 
 
 async def _find(_source: Source, request: Request) -> str:
-    what = (_text(request, "q") or "").strip()
+    what = (text_in(request, "q") or "").strip()
     return f"job?{urlencode({'what': what})}" if what else ""
 
 

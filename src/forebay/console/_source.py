@@ -10,8 +10,10 @@ from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from forebay.client import AsyncClient
 from forebay.client.reader import Reader, ReadTooSlow
-from forebay.console._acts import Actor, Runs
+from forebay.console._acts import Runs
+from forebay.console._doctor import Doctor
 from forebay.doctor.status import current_problems
 from forebay.errors import ForebayError
 from forebay.ops import events, stats, workers
@@ -143,6 +145,8 @@ class Source:
         self._sampling: asyncio.Task[None] | None = None
         #: Long acts that run, or have ended.
         self.runs = Runs()
+        #: The checks.
+        self.doctor = Doctor(self)
         self.samples: deque[Sample] = deque(maxlen=_SAMPLES)
         #: Why the last sample failed; None if it did not.
         self.failed: str | None = None
@@ -153,9 +157,9 @@ class Source:
         return self._reader.address
 
     @property
-    def client(self) -> Actor:
+    def client(self) -> AsyncClient:
         """A client for acts."""
-        return Actor(self._acts_dsn or self._reader.address)
+        return AsyncClient(self._acts_dsn or self._reader.address)
 
     async def read(self, operation: Operation[T]) -> T:
         """Run a read; see ``Reader.run``."""
@@ -184,11 +188,11 @@ class Source:
         Raises:
             DatabaseUnavailable: there is none so young, and the database cannot be reached.
         """
-        age = self._age_of(self._began_at)
+        age = self.age_of(self._began_at)
         if self._overview is None or age >= max(OLD_SECONDS, self._period):
             return await self._sampled()
         if age >= self._period:
-            self._renew("sample", self._sampled)
+            self.renew("sample", self._sampled)
         return self._overview
 
     async def problems(self) -> Sequence[Problem]:
@@ -198,22 +202,22 @@ class Source:
             DatabaseUnavailable: there are none so young, and the database cannot be reached.
         """
         last = self._problems
-        age = math.inf if last is None else self._age_of(last.began_at)
+        age = math.inf if last is None else self.age_of(last.began_at)
         if last is None or age >= max(OLD_SECONDS, self._period):
             return await self._judged()
         if age >= max(PROBLEMS_SECONDS, self._period):
-            self._renew("problems", self._judged)
+            self.renew("problems", self._judged)
         return last.found
 
     def forget(self) -> None:
         """Read again for the next page, since a person has changed something."""
         self._changed_at = time.monotonic()
 
-    def _age_of(self, began_at: float) -> float:
+    def age_of(self, began_at: float) -> float:
         """Return the age of a read; infinite if a person has acted since."""
         return time.monotonic() - began_at if began_at > self._changed_at else math.inf
 
-    def _renew(self, name: str, read: Callable[[], Awaitable[Any]]) -> None:
+    def renew(self, name: str, read: Callable[[], Awaitable[Any]]) -> None:
         """Read beside the pages, once at a time; what fails is seen by the next page."""
 
         async def renewed() -> None:
@@ -225,7 +229,7 @@ class Source:
 
     async def _sampled(self) -> Overview:
         async with self._sample_lock:
-            if self._overview is None or self._age_of(self._began_at) >= self._period:
+            if self._overview is None or self.age_of(self._began_at) >= self._period:
                 await self._sample()
             assert self._overview is not None
             return self._overview
@@ -253,22 +257,29 @@ class Source:
 
         return (await read())[0] if queue else await self._minutes.get(read)
 
-    async def happenings(self, since: datetime, queue: str | None) -> list[Happening]:
-        """Return what happened since a time, for all queues or for one; of much, the newest."""
+    async def happenings(
+        self, since: datetime, queue: str | None, until: datetime | None = None
+    ) -> list[Happening]:
+        """Return what happened from one time to another, None: to now, for all queues or for one;
+        of much, the newest.
+        """
         # The version before a deploy is that of a worker that may have ended before.
         before = since - timedelta(days=1)
         try:
-            acts = await self.read(events.events(queue=queue, since=since, limit=_EVENTS_MAX))
+            acts = await self.read(
+                events.events(queue=queue, since=since, until=until, limit=_EVENTS_MAX)
+            )
             alive = await self.read(workers.workers(0))
             ended = await self.read(workers.ended_workers(before, _EVENTS_MAX))
         except ReadTooSlow:  # the curves are worth more than their marks
             return []
-        return happenings(acts, alive, ended, queue)
+        found = happenings(acts, alive, ended, queue)
+        return [one for one in found if until is None or one.at <= until]
 
     async def _judged(self) -> Sequence[Problem]:
         async with self._problems_lock:
             last = self._problems
-            if last is None or self._age_of(last.began_at) >= PROBLEMS_SECONDS:
+            if last is None or self.age_of(last.began_at) >= PROBLEMS_SECONDS:
                 await self.overview()
                 began = time.monotonic()
                 found = await current_problems(

@@ -398,7 +398,7 @@ class Console:
         form = await self._form(request)
         act = self._act(visit, form)
         token = form.get("token", "")
-        if act.is_long and not token:
+        if (act.is_long or act.needs_token) and not token:
             raise HTTPException(400, "The token of the preview is missing.")
         who = getpass.getuser() if visit.user is None else visit.user.name
         with acting_as(f"{who} (console)"):

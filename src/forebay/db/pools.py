@@ -151,6 +151,14 @@ def spoils_connection(error: BaseException) -> bool:
     )
 
 
+def is_duplicate(error: BaseException, constraint: str) -> bool:
+    """Whether an error says that another row has the key of this constraint."""
+    return (
+        isinstance(error, psycopg.errors.UniqueViolation)
+        and error.diag.constraint_name == constraint
+    )
+
+
 #: Removes what a handler may have left in its session; settings and roles become those of the
 #: connect. Deferred constraints are checked first, while their triggers still find the handler's
 #: settings. Not DISCARD ALL: it must run outside a transaction, which a pooler may run in another

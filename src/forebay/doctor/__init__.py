@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.doctor import (
+    _deaths,
     _duties,
     _exports,
     _kinds,
@@ -58,7 +59,7 @@ CHECKS: Final = (
     Check("scheduled", _log.overdue()),
     Check("breakers", _log.breakers()),
     Check("schedules", _schedules.schedules()),
-    Check("failures", _log.failures()),
+    Check("failures", _deaths.failures()),
     Check("reserve", _log.reserve()),
     Check("retention", _log.retention()),
     Check("exports", _exports.exports()),

@@ -1,4 +1,4 @@
-"""The log: reserve, segments, leases, queues, overdue jobs, dead letters."""
+"""The log: reserve, segments, leases, queues, overdue jobs, breakers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from forebay.policy.retry import human_duration
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from forebay.ops.operation import ResultRows
 
 #: A queue with waiting jobs and no claim for this long is not served.
@@ -349,6 +351,37 @@ def queues() -> Operation[list[Finding]]:
     return Operation(_QUEUES_SQL, _judge_queues)
 
 
+def judge_measured_queues(data: Mapping[str, Any]) -> list[Finding]:
+    """Return what ``queues`` finds, from measurements: without a count of all that waits."""
+    now = data["at"]
+    alive = any(worker["is_alive"] for worker in data["workers"])
+    broken = {each["queue"]: each["open"] for each in data["breakers"]}
+
+    def ago(at: float | None) -> float | None:
+        return None if at is None else max(0.0, now - at)
+
+    return _judge_queues(
+        [
+            (
+                *(one[name] for name in _COUNTED),
+                ago(one["paused_at"]),
+                ago(one["claimed_at"]),
+                alive,
+                broken.get(one["queue"], 0),
+            )
+            for one in sorted(
+                data["queues"], key=lambda one: (-one["ready"], one["queue"], one["group"] or "")
+            )
+        ]
+    )
+
+
+#: The first columns of the rows, as measurements name them.
+_COUNTED: Final = (
+    "queue", "group", "ready", "scheduled", "claimed", "running", "retrying", "cancelled",
+)  # fmt: skip
+
+
 def _judge_queues(rows: ResultRows) -> list[Finding]:
     found = []
     facts = []
@@ -520,69 +553,3 @@ def _judge_breakers(rows: ResultRows) -> list[Finding]:
         more = counted(rows[0][4] - len(rows), "more open breaker")
         found.append(Finding("breakers", Level.WARNING, more, "See them: forebay keys list"))
     return found or [Finding("breakers", Level.OK, "none is open")]
-
-
-_FAILURES_SQL: Final = """
-select 'dead', d.queue, d.kind, d.reason, count(*),
-       extract(epoch from clock_timestamp() - max(d.died_at))::float8,
-       (array_agg(d.errors -> -1 ->> 'message' order by d.died_at desc))[1]
-from forebay.dead_letter d
-where d.redriven_at is null and d.died_at > clock_timestamp() - interval '1 day'
-  and not exists (select from forebay.muted_cause m where m.cause = d.cause
-      and (m.until > clock_timestamp() or m.until is null))
-group by 2, 3, 4
-union all
-(select 'unknown', null, null, null, count(*),
-        extract(epoch from clock_timestamp() - max(f.failed_at))::float8,
-        (array_agg(f.message order by f.failed_at desc))[1]
- from (select * from forebay.failure f where f.outcome = 'unknown kind'
-       and f.failed_at > clock_timestamp() - interval '1 hour' limit 10000) f
- having count(*) > 0)
-order by 5 desc
-limit 6
-"""
-
-
-def failures() -> Operation[list[Finding]]:
-    """Jobs that died in the last day, and jobs that no worker has a handler for."""
-    return Operation(_FAILURES_SQL, _judge_failures)
-
-
-def _judge_failures(rows: ResultRows) -> list[Finding]:
-    found = []
-    for sort, queue, kind, reason, count, seconds, message in rows:
-        last = f"the last {human_duration(seconds)} ago"
-        detail = f": {_first_line(message)}" if message else ""
-        if sort == "unknown":
-            found.append(
-                Finding(
-                    "failures",
-                    Level.WARNING,
-                    f"{counted(count, 'job')} postponed in the last hour: no handler,"
-                    f" {last}{detail}",
-                    (
-                        "Deploy workers that import the handler, or let only such workers "
-                        "serve the queue."
-                    ),
-                    {"unknown_kind": count, "message": message},
-                )
-            )
-        else:
-            found.append(
-                Finding(
-                    "failures",
-                    Level.NOTICE,
-                    f"{count:,} dead ({reason}) in the last day, kind {kind}, {last}{detail}",
-                    f"`forebay dead groups --kind {kind}`; after a fix:"
-                    f" `forebay dead redrive --kind {kind}`",
-                    {"kind": kind, "queue": queue, "reason": reason, "dead": count},
-                )
-            )
-    return found or [
-        Finding("failures", Level.OK, "no job died in the last day", facts={"dead": 0})
-    ]
-
-
-def _first_line(message: str) -> str:
-    line = message.strip().partition("\n")[0]
-    return line if len(line) <= 100 else line[:99] + "…"

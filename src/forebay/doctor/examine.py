@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import pq
@@ -25,12 +25,16 @@ from forebay.doctor import (
     not_compared,
     without_workers,
 )
+from forebay.doctor._log import judge_measured_queues
 from forebay.doctor._space import judge_measured
 from forebay.doctor._trouble import AFTER_WHICH_TROUBLE_COUNTS, TROUBLES, with_trouble
 from forebay.errors import DatabaseUnavailable, ForebayError
 from forebay.model.explanation import Explanation
 from forebay.watch import operations
 from forebay.watch.explain import explain_job
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _STATEMENT_SECONDS: Final = 5
 
@@ -43,8 +47,19 @@ _QUERY_CANCELED: Final = "57014"
 _INSUFFICIENT_PRIVILEGE: Final = "42501"
 
 
-async def examine(dsn: str) -> list[Finding]:
+async def examine(
+    dsn: str,
+    *,
+    data: Mapping[str, Any] | None = None,
+    kept: Mapping[str, Sequence[Finding]] | None = None,
+) -> list[Finding]:
     """Return the findings about a database, in the order of the checks.
+
+    Args:
+        dsn: the address.
+        data: what was just measured, which is judged instead of a count of all that waits; None:
+            count and measure now.
+        kept: by the name of a check, what it found before: it does not run again.
 
     Raises:
         DatabaseUnavailable: the database cannot be reached.
@@ -53,20 +68,37 @@ async def examine(dsn: str) -> list[Finding]:
     try:
         missing = judge_installed(*await session.run(installed()))
         found = [driver(), connection(is_pooled=session.is_pooled)]
+        known = dict(kept or {})
+        if data is not None:
+            known["queues"] = judge_measured_queues(data)
         there = {"nothing"} if missing else {"nothing", "schema", "version"}
         for check in CHECKS:
             if check.name == "schema":
                 found += missing
             if check.needs in there:
-                seen = await look(session, check)
+                before = known.get(check.name)
+                seen = await look(session, check) if before is None else before
                 found += seen
                 facts = seen[-1].facts
                 if check.name == "schema" and facts.get("version") != facts.get("needed"):
                     there.discard("version")  # the schema of another version is not drift
                     found.append(not_compared())
         if "schema" in there:
-            found += await _look_at_measured(dsn)
+            found += await _look_at_measured(dsn, data)
         return without_workers(found)
+    finally:
+        await session.close()
+
+
+async def compare(dsn: str) -> list[Finding]:
+    """Return what the comparison of the schema with the migrations finds.
+
+    Raises:
+        DatabaseUnavailable: the database cannot be reached.
+    """
+    session = read_session(dsn)
+    try:
+        return await look(session, next(check for check in CHECKS if check.name == "drift"))
     finally:
         await session.close()
 
@@ -104,11 +136,15 @@ def read_session(dsn: str, *, may_write: bool = False) -> Session:
     )
 
 
-async def _look_at_measured(dsn: str) -> list[Finding]:
+async def _look_at_measured(dsn: str, given: Mapping[str, Any] | None) -> list[Finding]:
     """Try a write, which is undone: on another session, since that of the doctor only reads."""
     session = read_session(dsn, may_write=True)
     try:
-        data = await session.run(operations.measurements(with_counters=False))
+        data = (
+            await session.run(operations.measurements(with_counters=False))
+            if given is None
+            else dict(given)
+        )
         data["write_failed"] = await session.run(operations.probe_write())
         return judge_measured(data)
     except DatabaseUnavailable:

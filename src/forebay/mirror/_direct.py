@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from forebay.mirror._breaker import SharedBreaker
+from forebay.mirror._direct_records import SLOW
 from forebay.mirror._model import (
     Document,
     checked_entries,
@@ -38,6 +39,9 @@ log = logger("forebay.mirror")
 #: Concurrent direct writes in one process; when a target does not answer, more writes would only
 #: wait.
 DIRECT_MAX: Final = 16
+
+#: A direct write is slow if it takes more than this part of the time that it has.
+_SLOW: Final = 0.25
 
 
 class DirectWrites:
@@ -82,6 +86,7 @@ class DirectWrites:
 
     def write(self, item: Id | UUID) -> bool:
         """Write an item; return whether the target accepted it."""
+        begun = time.monotonic()
         future = None
         try:
             future = self._begin(item)
@@ -90,9 +95,12 @@ class DirectWrites:
             if future is not None:
                 future.cancel()
             return self._failed(error)
+        finally:
+            self._took(time.monotonic() - begun)
 
     async def awrite(self, item: Id | UUID) -> bool:
         """Do as ``write``, without blocking the event loop."""
+        begun = time.monotonic()
         try:
             future = self._begin(item)
             if future is None:
@@ -101,11 +109,19 @@ class DirectWrites:
                 return await asyncio.wrap_future(future)
         except Exception as error:  # let a cancellation of the caller pass
             return self._failed(error)
+        finally:
+            self._took(time.monotonic() - begun)
+
+    def _took(self, seconds: float) -> None:
+        """Note how long the caller waited."""
+        if seconds > _SLOW * self._seconds:
+            self._direct_records.add(SLOW)
 
     def _begin(self, item: Id | UUID) -> Future[bool] | None:
         """Begin a direct write; None when none may begin now."""
         if not self._places.acquire(blocking=False):
             self._count("direct.skipped")
+            self._direct_records.add(SLOW)
             return None
         future = None
         try:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 #: after each failure.
 _EVERY_SECONDS: Final = 5.0
 _EVERY_SECONDS_MAX: Final = 60.0
+
+#: Of a direct write that is slow, recorded sooner, because backlogs wait for it.
+SLOW: Final = "direct.slow"
+_SLOW_SECONDS: Final = 1.0
 
 #: How long the end of the process, or of the mirror, waits for the last record.
 _LAST_SECONDS: Final = 1.0
@@ -100,13 +105,20 @@ class DirectRecords:
         pause = _EVERY_SECONDS
         try:
             while True:
-                await asyncio.sleep(pause)
+                await self._pause(pause)
                 if await self._write():
                     return
                 pause = min(2 * pause, _EVERY_SECONDS_MAX)
         finally:
             with self._lock:
                 self._is_coming = False
+
+    async def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _SLOW_SECONDS))
+            if SLOW in self._counts and seconds <= _EVERY_SECONDS:
+                return
 
     async def _write(self) -> bool:
         with self._lock:

@@ -19,6 +19,7 @@ from forebay.mirror._jobs import REPAIR_PRIORITY, MirrorJobs, args_of
 from forebay.mirror._loop_thread import Calls, LoopThread
 from forebay.mirror._model import rule_of
 from forebay.mirror._reconcile import Counts, Reconciler, problem_of
+from forebay.mirror._turns import Turns
 from forebay.model import Job, Snooze, checks
 from forebay.model.doors import declaring_door
 from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
@@ -45,9 +46,6 @@ log = logger("forebay.mirror")
 
 #: The time between two samples of the number of due jobs.
 _SAMPLE_SECONDS: Final = 60.0
-
-#: The time between two looks for direct writes.
-_LOOK_SECONDS: Final = 1.0
 
 QUEUE_DEFAULT: Final = "mirror"
 BATCH_SIZE_DEFAULT: Final = 2500
@@ -87,11 +85,11 @@ class Mirror(MirrorJobs):
             0 without one.
         timeout: how long one call of the source or the target may take.
         direct_timeout: how long ``write_now`` may take in all.
-        write_share: the share of the time in which the jobs of one process write to the target,
-            above 0 and at most 1. They write in short calls, one at a time, with a rest after each,
-            so that other work continues beside a backlog. While any process writes directly, with
-            ``write_now``, this is their share of the time for all their work, reads included. 1: in
-            calls for all items of a pass, several at a time, without a rest.
+        share_least: the least share of the time in which the jobs of one process work, above 0 and
+            at most 1. They write in short calls, one at a time. While direct writes of any process
+            are slow, or the database is, they also rest, reads included, and their share of the
+            time falls to this at the least. 1: in calls for all items of a pass, several at a time,
+            without a rest.
         thresholds: when its status is an alert; None for the defaults of ``Thresholds``.
 
     Durations are seconds or timedeltas.
@@ -130,7 +128,7 @@ class Mirror(MirrorJobs):
         lag: float | timedelta | None = None,
         timeout: float | timedelta = 30.0,
         direct_timeout: float | timedelta = 0.5,
-        write_share: float = 0.5,
+        share_least: float = 0.2,
         thresholds: Thresholds | None = None,
     ) -> None:
         where = f"mirror {name}"
@@ -146,8 +144,8 @@ class Mirror(MirrorJobs):
             raise ConfigError(
                 where, f"batch_size is {batch_size}, not within 1 to {BATCH_SIZE_MAX}"
             )
-        if not 0 < write_share <= 1:
-            raise ConfigError(where, f"write_share is {write_share}, not above 0 and at most 1")
+        if not 0 < share_least <= 1:
+            raise ConfigError(where, f"share_least is {share_least}, not above 0 and at most 1")
         self.name = name
         self.source = source
         self.target = target
@@ -173,8 +171,7 @@ class Mirror(MirrorJobs):
             hashes=self._hashes,
             lag_seconds=self._lag,
             call_seconds=call_seconds,
-            write_share=write_share,
-            has_direct_writes=self._has_direct_writes,
+            turns=Turns(share_least, self._slow_direct_writes),
         )
         #: Keeps the counts of direct writes, samples and audits.
         self._records = ForeignSession(lambda: app.dsn, name="forebay mirror", seconds=call_seconds)
@@ -191,7 +188,6 @@ class Mirror(MirrorJobs):
             seconds=direct_seconds,
         )
         self._sample_at = 0.0
-        self._looked_at, self._are_direct = float("-inf"), True
         app._internals.add_mirror(self)
         base = _seconds(where, "interval", interval)
         self._expires_seconds = _seconds(where, "expires_in", expires_in)
@@ -403,17 +399,13 @@ class Mirror(MirrorJobs):
             log.warning("mirror %s: no record was kept: %s", self.name, problem_of(error))
             return None
 
-    async def _has_direct_writes(self) -> bool:
-        """Whether any process writes directly, looked up once a second; True without an answer."""
-        now = time.monotonic()
-        if now - self._looked_at >= _LOOK_SECONDS:
-            self._looked_at = now
-            try:
-                self._are_direct = await self._records.run(mirrors.has_direct_writes(self.name))
-            except Exception as error:
-                log.debug("mirror %s: direct writes are not known: %s", self.name, error)
-                self._are_direct = True
-        return self._are_direct
+    async def _slow_direct_writes(self) -> float | None:
+        """The fraction of direct writes that were slow, of all processes; 1 without an answer."""
+        try:
+            return await self._records.run(mirrors.slow_direct_writes(self.name))
+        except Exception as error:
+            log.debug("mirror %s: direct writes are not known: %s", self.name, error)
+            return 1.0
 
     async def _keep_record(self, operation: Operation[Any]) -> bool:
         try:

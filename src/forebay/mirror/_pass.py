@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from forebay.mirror._decide import Verdict
     from forebay.mirror._model import Document, Gone, Id, Seen
-    from forebay.mirror._write_share import WriteShare
+    from forebay.mirror._turns import Turns
     from forebay.model import Job
 
 Ending = Outcome | Exception | None
@@ -82,7 +82,7 @@ class Pass:
     """
 
     jobs: Sequence[Job]
-    writes: WriteShare
+    writes: Turns
     items: dict[Id, Item] = field(default_factory=dict)
     heartbeats: list[int] = field(default_factory=list)
     trouble: Exception | None = None

@@ -24,7 +24,7 @@ from forebay.mirror._model import (
     with_digest,
 )
 from forebay.mirror._pass import Item, Pass, Undecided
-from forebay.mirror._write_share import UNLIMITED, NoTurn, WriteShare
+from forebay.mirror._turns import UNLIMITED, NoTurn, Turns
 from forebay.model import Dead, Retry, Snooze
 from forebay.model.outcome import Endings
 
@@ -112,8 +112,7 @@ class Reconciler:
         hashes: documents go to the target with their digests.
         lag_seconds: the time until accepted writes can be read.
         call_seconds: how long one call may take.
-        write_share: the share of the time in which calls write to the target.
-        has_direct_writes: tells whether any process writes to the target directly.
+        turns: of the backlog.
     """
 
     def __init__(
@@ -128,8 +127,7 @@ class Reconciler:
         hashes: bool,
         lag_seconds: float,
         call_seconds: float,
-        write_share: float,
-        has_direct_writes: Callable[[], Awaitable[bool]],
+        turns: Turns,
     ) -> None:
         self._name = name
         self._source = source
@@ -141,10 +139,7 @@ class Reconciler:
         self._lag = lag_seconds
         self._seconds = call_seconds
         self.breaker = SharedBreaker(seconds_max=_TRY_SECONDS_MAX)
-        self._write_share = WriteShare(write_share)
-        self._has_direct_writes = has_direct_writes
-        #: Of whole passes, beside direct writes.
-        self._pass_share = WriteShare(write_share)
+        self._turns = turns
         self._is_reported_open = False
         #: When the last postponed job returns, on the clock of ``time.monotonic``.
         self._back_at = 0.0
@@ -156,7 +151,7 @@ class Reconciler:
     async def run(self, jobs: Sequence[Job]) -> Endings:
         """Return how each job ends (None when its item was read and is right), and the counters."""
         endings: list[Ending] = [None] * len(jobs)
-        work = Pass(jobs, self._write_share)
+        work = Pass(jobs, self._turns)
         counters: Counter[tuple[str, Origin]] = Counter()
         for place, job in enumerate(jobs):
             if job.args.get("heartbeat") is True:
@@ -174,7 +169,7 @@ class Reconciler:
             if _is_forced(job) and self._forced.recall(_name(job)) is None:
                 item.force = True
         if work.items or work.heartbeats:
-            if self._write_share.is_limited and await self._has_direct_writes():
+            if await self._turns.share() < 1:
                 await self._pass_in_turns(work)
             else:
                 await self._pass(work)
@@ -229,7 +224,7 @@ class Reconciler:
         while rest or heartbeats:
             try:
                 wait = max(0.0, until - time.monotonic())
-                async with self._pass_share.turn(max(1, len(rest)), wait) as size:
+                async with self._turns.turn(max(1, len(rest)), wait) as size:
                     some = dict(rest.popleft() for _ in range(min(size, len(rest))))
                     part = Pass(work.jobs, UNLIMITED, some, heartbeats)
                     await self._pass(part)
@@ -258,6 +253,8 @@ class Reconciler:
                 self.breaker.failed()
         else:
             work.is_skipped = True
+        if work.trouble is not None or work.is_skipped:
+            self._turns.restart()
         # A request without an answer may have been applied: the next pass will find out.
         why = (
             problem_of(work.trouble)
@@ -409,7 +406,7 @@ class Reconciler:
         work: Pass,
         send: Callable[[Sequence[Any]], Awaitable[None]],
         entries: Sequence[Any],
-        share: WriteShare = UNLIMITED,
+        turns: Turns = UNLIMITED,
     ) -> dict[Id, Exception]:
         """Make a bulk call; if it fails as a whole, repeat it in halves to find the failing items.
 
@@ -420,7 +417,7 @@ class Reconciler:
             work: the pass.
             send: makes a call.
             entries: what it is for.
-            share: decides when the next call may be made, and for how many entries.
+            turns: decides when the next call may be made, and for how many entries.
         """
         failures: dict[Id, Exception] = {}
         waiting = deque([entries] if entries else [])
@@ -433,7 +430,7 @@ class Reconciler:
                 continue
             calls += calls > 0
             try:
-                async with share.turn(len(part), self._seconds) as size:
+                async with turns.turn(len(part), self._seconds) as size:
                     if size < len(part):
                         waiting.appendleft(part[size:])
                         part = part[:size]

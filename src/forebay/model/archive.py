@@ -8,6 +8,7 @@ from typing import Literal
 
 from forebay._dataclass import dataclass
 from forebay.model.explanation import Explanation
+from forebay.model.flows import FlowState
 from forebay.model.status import JobHistory, JobStatus
 
 #: How a job was found by ``where``.
@@ -63,6 +64,7 @@ class Whereabouts:
             job was found.
         attempts: how workers took it, oldest first.
         histories: its errors, progress and result, by group.
+        flows: the steps that it has recorded, by group.
         explanations: what it waits for, or what became of it, by group.
         next_steps: what happens next, by group.
     """
@@ -76,6 +78,7 @@ class Whereabouts:
     histories: Sequence[JobHistory]
     explanations: Sequence[Explanation]
     next_steps: Mapping[str, str]
+    flows: Sequence[FlowState] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

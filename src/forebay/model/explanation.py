@@ -7,23 +7,12 @@ from typing import Literal
 
 from forebay._dataclass import dataclass
 
-#: What decides at present whether a job starts. ``soon``: nothing holds it back. ``trouble``: a
-#: problem of the database.
+#: What decides at present whether a job starts. ``soon``: nothing holds it back. ``flow``: a step
+#: of it sleeps, or waits for a signal or for other jobs. ``trouble``: a problem of the database.
 Cause = Literal[
-    "unknown", "ended", "restored", "scheduled", "retrying", (
-            "no "
-            "handler"
-            ), "overdue", "running", "claimed",
-    (
-            "worker "
-            "silent"
-            ), (
-                    "not "
-                    "served"
-                    ), "paused", "closing", "limit", (
-                            "ordering "
-                            "key"
-                            ), "held", "jobs before", "busy", "soon", "trouble",
+    "unknown", "ended", "restored", "flow", "scheduled", "retrying", "no handler", "overdue",
+    "running", "claimed", "worker silent", "not served", "paused", "closing", "limit",
+    "ordering key", "held", "jobs before", "busy", "soon", "trouble",
 ]  # fmt: skip
 
 

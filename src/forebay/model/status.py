@@ -262,6 +262,25 @@ class RedrivePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PurgePlan:
+    """What a deletion of dead letters would do; nothing was deleted.
+
+    Attributes:
+        token: pass it to the deletion: exactly these dead letters are deleted, or none.
+        jobs: the number of dead letters.
+        redriven: how many of them were redriven before.
+        oldest_at: when the first of them died; None for none.
+        newest_at: when the last of them died; None for none.
+    """
+
+    token: str
+    jobs: int
+    redriven: int
+    oldest_at: datetime | None
+    newest_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadSummary:
     """Dead letters of one queue, endpoint, kind, reason and error.
 

@@ -46,6 +46,8 @@ class WorkerOverview:
         running_jobs: the first of them.
         processes: how many child processes run its handlers, as it was started; None: they run in
             its own process.
+        stop_at: when it was asked to stop, by ``stop_workers``; None: it was not.
+        stop_by: who asked it: the name given with ``acting_as``, else the role.
     """
 
     worker: str
@@ -63,6 +65,8 @@ class WorkerOverview:
     running: int
     running_jobs: Sequence[RunningJob]
     processes: int | None = None
+    stop_at: datetime | None = None
+    stop_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,7 @@ class EndedWorker:
             returned as if they had not been claimed.
         kinds: the kinds of these jobs with their numbers, at most 20 kinds.
         job_ids: the first 20 of them, those first that ran at its last heartbeat.
+        stop_by: who had requested it to stop, by ``stop_workers``; None: no operator.
     """
 
     worker: str
@@ -109,3 +114,19 @@ class EndedWorker:
     used_attempt: int
     kinds: Mapping[str, int]
     job_ids: Sequence[int]
+    stop_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPlan:
+    """What a request to stop would do; no worker was told.
+
+    Attributes:
+        token: pass it to ``stop_workers``: exactly these workers stop, or none.
+        workers: their names.
+        jobs: how many jobs they run, at most 1,000 of each.
+    """
+
+    token: str
+    workers: Sequence[str]
+    jobs: int

@@ -56,13 +56,14 @@ def change(
     *,
     run_at: datetime | None = None,
     priority: int | None = None,
+    now: bool = False,
 ) -> Change:
     """Return an act, checked as far as possible without a database.
 
     Raises:
         InvalidJob: the filter or an option is invalid.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"now": True} if now and act in ("cancel", "purge") else {}
     if act == "reschedule":
         options["run_at"] = checks.checked_instant(run_at, "run_at").isoformat()
     elif act == "reprioritise":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, get_ar
 from forebay._dataclass import dataclass
 from forebay.errors import DeadLetterNotFound, InvalidJob, shown
 from forebay.model import checks
-from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, RedrivePlan
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, PurgePlan, RedrivePlan
 from forebay.ops.jobs import LIST_MAX, checked_id
 from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
 from forebay.ops.records import rows_as
@@ -98,6 +98,9 @@ _FILTER: Final = """\
 _REDRIVE_MATCHING: Final = f"""\
 select forebay.redrive_matching({_FILTER}, token => %(token)s, step => %(step)s::integer)"""
 
+_PURGED: Final = """\
+    make_interval(secs => %(age)s::double precision), queue => %(queue)s, cause => %(cause)s"""
+
 _PLAN_REDRIVE: Final = f"select to_jsonb(p)::text from forebay.plan_redrive({_FILTER}) p"
 
 
@@ -136,13 +139,22 @@ def dead_letter(dead_id: int) -> Operation[DeadLetter]:
     return Operation(_ONE, decode, {"dead_id": checked_id(dead_id, "dead_id")})
 
 
-def redrive(dead_id: int, to_group: str | None = None) -> Operation[int]:
+def redrive(
+    dead_id: int,
+    to_group: str | None = None,
+    *,
+    from_step: str | None = None,
+    from_key: str | None = None,
+) -> Operation[int]:
     """Return the call that enqueues a new job from a dead letter and returns its id."""
     return Operation(
-        "select forebay.redrive(%(dead_id)s::bigint, %(to_group)s)",
+        "select forebay.redrive(%(dead_id)s::bigint, %(to_group)s, %(step)s, %(key)s)",
         number,
-        {"dead_id": checked_id(dead_id, "dead_id"), "to_group": to_group},
-    )
+        {
+            "dead_id": checked_id(dead_id, "dead_id"), "to_group": to_group,
+            "step": from_step, "key": from_key,
+        },
+    )  # fmt: skip
 
 
 def skip_dead(dead_id: int) -> Operation[bool]:
@@ -198,15 +210,34 @@ class RedriveSteps:
 
 
 def purge_dead(
-    age: float | timedelta, queue: str | None = None, cause: str | None = None
+    age: float | timedelta,
+    queue: str | None = None,
+    cause: str | None = None,
+    token: str | None = None,
 ) -> Operation[int]:
     """Return the call that deletes dead letters older than an age, in seconds or a timedelta."""
     return Operation(
-        "select forebay.purge_dead("
-        "make_interval(secs => %(age)s::double precision), queue => %(queue)s, cause => %(cause)s)",
+        f"select forebay.purge_dead({_PURGED}, token => %(token)s)",
         number,
-        {"age": checks.checked_seconds(age, "age"), "queue": queue, "cause": cause},
+        {**_purge_params(age, queue, cause), "token": token},
     )
+
+
+def plan_purge_dead(
+    age: float | timedelta, queue: str | None = None, cause: str | None = None
+) -> Operation[PurgePlan]:
+    """Return the call that tells what a deletion would take."""
+    return Operation(
+        f"select to_jsonb(p)::text from forebay.plan_purge_dead({_PURGED}) p",
+        lambda rows: rows_as(PurgePlan, rows)[0],
+        _purge_params(age, queue, cause),
+    )
+
+
+def _purge_params(
+    age: float | timedelta, queue: str | None, cause: str | None
+) -> dict[str, object]:
+    return {"age": checks.checked_seconds(age, "age"), "queue": queue, "cause": cause}
 
 
 def dead_groups(

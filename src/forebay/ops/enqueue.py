@@ -242,6 +242,10 @@ class Chunks:
         start = options.run_at or self.now + timedelta(seconds=options.delay_seconds or 0)
         return replace(options, expires_at=start + timedelta(seconds=call.expires_in_seconds))
 
+    def text_of(self, call: Call) -> str:
+        """Return a call as the JSON text of a job."""
+        return self._job(call, call.args)
+
     def _job(self, call: Call, args: str) -> str:
         # Consecutive calls often differ only in arguments: the text before these is built once.
         if self._opening is None or not _are_alike(self._opening[0], call):
@@ -255,6 +259,16 @@ class Chunks:
                 options["unique_as"] = "none"
             self._opening = (call, _json({"kind": call.kind, **options})[:-1] + ',"args":')
         return f"{self._opening[1]}{args}}}"
+
+
+def jobs_json(calls: Iterable[Call]) -> str:
+    """Return calls as a JSON array of jobs, as ``forebay.enqueue_many`` takes them.
+
+    Those with ``expires_in`` expire by the clock of this process.
+    """
+    chunk = Chunks()
+    chunk.now = datetime.now(UTC)
+    return f"[{','.join(chunk.text_of(call) for call in calls)}]"
 
 
 def _are_alike(one: Call, other: Call) -> bool:

@@ -36,12 +36,12 @@ select to_jsonb(d)::text
 from forebay.depth(only_queue => %(queue)s) d"""
 
 
-def cancel(job_id: int, group: str | None = None) -> Operation[CancelAnswer]:
+def cancel(job_id: int, group: str | None = None, *, now: bool = False) -> Operation[CancelAnswer]:
     """Return the call that cancels a job; it returns what that means for the job."""
     return Operation(
-        "select forebay.cancel(%(job_id)s::bigint, %(group)s)",
+        "select forebay.cancel(%(job_id)s::bigint, %(group)s, %(now)s::boolean)",
         lambda rows: cast("CancelAnswer", scalar(rows)),
-        {"job_id": checked_id(job_id, "job_id"), "group": group},
+        {"job_id": checked_id(job_id, "job_id"), "group": group, "now": now},
     )
 
 

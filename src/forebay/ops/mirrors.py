@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from forebay.model.mirrors import AuditRecord, MirrorFacts, Thresholds
-from forebay.ops.operation import Operation, ResultRows, boolean, nothing, scalar
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,9 +88,12 @@ def record_direct(counters: Mapping[str, Any], who: str) -> Operation[None]:
     )
 
 
-def has_direct_writes(name: str) -> Operation[bool]:
-    """Return the call that tells whether any process has tried direct writes lately."""
-    return Operation("select forebay.has_direct_writes(%(name)s)", boolean, {"name": name})
+def slow_direct_writes(name: str) -> Operation[float | None]:
+    """Return the call that tells which fraction of the latest direct writes was slow.
+
+    It returns None without any.
+    """
+    return Operation("select forebay.slow_direct_writes(%(name)s)", scalar, {"name": name})
 
 
 def record_audit(name: str, found: Mapping[str, Any]) -> Operation[int | None]:

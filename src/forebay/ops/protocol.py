@@ -14,6 +14,7 @@ import msgspec
 
 from forebay._dataclass import dataclass
 from forebay.ops.claimed import NO_RAW_KINDS, ClaimedJob, RawKinds, claimed_jobs
+from forebay.ops.flows import ChildEnd, FlowEnd
 from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.sql import latest_version
 
@@ -120,6 +121,8 @@ class Ended:
         millis: how long its handler ran; unset for one that did not, or not to its end.
         key_works: for the breaker of its kind: whether the attempt shows that the limit key works,
             or has failed; unset if it says nothing, or is done.
+        attempts: how many attempts count as used, this one included; unset: one more than before.
+        flow: with the outcome snoozed: what the flow waits for.
     """
 
     offset: int
@@ -133,12 +136,14 @@ class Ended:
     subject: SubjectEnd | msgspec.UnsetType = msgspec.UNSET
     millis: int | msgspec.UnsetType = msgspec.UNSET
     key_works: bool | msgspec.UnsetType = msgspec.UNSET
+    attempts: int | msgspec.UnsetType = msgspec.UNSET
+    flow: FlowEnd | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)
 class Flush:
     """One settlement of a batch. ``done`` None means the whole batch; ``counters``: counters
-    recorded with it.
+    recorded with it; ``children``: those of its jobs that are done and children of a flow.
     """
 
     claim_no: int
@@ -147,6 +152,7 @@ class Flush:
     millis: list[int] | None = None
     ended: list[Ended] = field(default_factory=list)
     counters: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    children: list[ChildEnd] | msgspec.UnsetType = msgspec.UNSET
 
 
 class BreakerAnswer(NamedTuple):
@@ -199,6 +205,8 @@ class HeartbeatAnswer:
     queue_attempts: Mapping[str, int] = field(default_factory=dict)
     #: The settings of the database that workers follow, of those that were set.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Who requested the worker to stop; None: no operator.
+    stop_by: str | None = None
 
 
 def open_group(queue: str, name: str) -> Operation[int]:
@@ -335,7 +343,7 @@ def heartbeat(
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
         "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency,"
-        " muted_causes, queue_attempts::text, settings::text"
+        " muted_causes, queue_attempts::text, settings::text, stop_by"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s, %(memory_kb)s)",
         _heartbeat_answer,
         {
@@ -566,7 +574,7 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
     (row,) = rows
     (
         open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted, most,
-        followed,
+        followed, stop_by,
     ) = row  # fmt: skip
     return HeartbeatAnswer(
         frozenset(open_leases),
@@ -578,4 +586,5 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
         frozenset(muted or ()),
         {} if most is None else json.loads(most),
         {} if followed is None else json.loads(followed),
+        stop_by,
     )

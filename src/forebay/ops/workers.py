@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from forebay.model import checks
-from forebay.model.workers import EndedWorker, WorkerOverview
-from forebay.ops.operation import Operation, scalar
+from forebay.model.workers import EndedWorker, StopPlan, WorkerOverview
+from forebay.ops.operation import Operation, number, scalar
 from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
@@ -54,3 +54,28 @@ def set_concurrency(concurrency: int | None, worker: str | None) -> Operation[in
         scalar,
         {"concurrency": concurrency, "worker": worker},
     )
+
+
+def plan_stop(worker: str | None, app_version: str | None) -> Operation[StopPlan]:
+    """Return the call that tells which workers a request to stop would ask."""
+    return Operation(
+        "select to_jsonb(p)::text"
+        " from forebay.plan_stop(%(worker)s::text, %(app_version)s::text) p",
+        lambda rows: rows_as(StopPlan, rows)[0],
+        _chosen(worker, app_version),
+    )
+
+
+def stop_workers(
+    worker: str | None, app_version: str | None, token: str | None = None
+) -> Operation[int]:
+    """Ask workers to stop; return how many were asked."""
+    return Operation(
+        "select forebay.stop_workers(%(worker)s::text, %(app_version)s::text, %(token)s::text)",
+        number,
+        {**_chosen(worker, app_version), "token": token},
+    )
+
+
+def _chosen(worker: str | None, app_version: str | None) -> dict[str, str | None]:
+    return {"worker": worker, "app_version": app_version}

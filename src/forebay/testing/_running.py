@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from forebay._dataclass import dataclass
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 #: After this number of moves of the clock jobs are assumed to run forever, as one does that snoozes
 #: each time.
 _MOVES_MAX: Final = 1000
+
+
+#: A job that is due later waits for a signal or for children, and for no time.
+_FOR_EVER: Final = timedelta(days=90 * 365)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +124,8 @@ def run_until_idle(
         with_scheduled: run jobs that are scheduled, snoozed or wait for a retry as well, in the
             order in which they are due: whenever no job is ready, the clock of the database is
             moved to the next one. Nothing waits. A failure that is raised ends the run before the
-            retry.
+            retry. So a flow runs to its end, if the signals that it waits for were sent before; one
+            that waits without a timeout stays as it is.
 
     Raises:
         Exception: what the handler raised.
@@ -205,7 +211,10 @@ async def _next_due(app: App, dsn: str, group: str, queues: Collection[str]) -> 
             is_ours = job.queue in queues and job.group == group and job.kind in app.kinds
             if is_ours and job.run_at is not None:
                 times.append(job.run_at)
-    return min(times, default=None)
+    first = min(times, default=None)
+    if first is not None and first - await run_own_async(dsn, NOW) > _FOR_EVER:
+        return None
+    return first
 
 
 async def _expired(dsn: str) -> int:

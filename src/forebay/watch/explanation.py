@@ -15,6 +15,7 @@ from typing import Any, Final
 from forebay._dataclass import dataclass
 from forebay.model import JobState
 from forebay.model.explanation import Cause, Explanation, Step
+from forebay.model.flows import FlowState
 from forebay.model.keys import KeyInfo
 from forebay.model.status import Failure, JobStatus
 from forebay.model.text import counted
@@ -72,6 +73,7 @@ class Facts:
     before: int = 0
     last_id: int = 0
     is_past_retention: bool = False
+    flow: FlowState | None = None
     writers: Sequence[str] = ()
 
 
@@ -212,6 +214,34 @@ def _restored(case: _Case) -> _Found | None:
         "the database was copied or restored from another cluster: no job runs until you decide",
         "restored",
         "forebay adopt --resume runs the waiting jobs, forebay adopt --discard drops them.",
+    )
+
+
+def _flow(case: _Case) -> _Found | None:
+    """Return what a flow waits for that has given its slot back."""
+    flow = case.facts.flow
+    if flow is None or flow.waits_for is None or flow.since is None:
+        return None
+    step = f"step {flow.step}" if flow.step_key is None else f"step {flow.step}[{flow.step_key}]"
+    if flow.waits_for == "sleep":
+        assert flow.until is not None
+        return _Found(f"{step} sleeps for another {case.length(flow.until)}", "flow")
+    since = f", for {case.length(flow.since)} so far"
+    if flow.waits_for == "signal":
+        until = "" if flow.until is None else f" and for another {case.length(flow.until)} at most"
+        name, key = flow.signal_name or "", flow.signal_key or ""
+        return _Found(
+            f"{step} waits for signal {name} with key {key}{since}{until}",
+            "flow",
+            f"forebay signal {shlex.quote(name)} {shlex.quote(key)} wakes it.",
+        )
+    children = counted(flow.children or 0, "job")
+    dead = flow.first_dead
+    return _Found(
+        f"{step} waits for {children}, of which {flow.ended or 0:,} have ended{since}"
+        + ("" if dead is None else f"; job {dead} did not end well"),
+        "flow",
+        None if dead is None else f"See forebay dead show --job {dead}",
     )
 
 
@@ -501,6 +531,7 @@ def _busy(case: _Case) -> _Found:
 _QUESTIONS: Final[tuple[tuple[str, Callable[[_Case], _Found | None]], ...]] = (
     ("ended", _ended),
     ("restored", _restored),
+    ("flow", _flow),
     ("due", _due),
     ("claimed", _held),
     ("served", _served),

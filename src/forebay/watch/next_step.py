@@ -28,6 +28,8 @@ def next_step(job: JobStatus, explanation: Explanation | None) -> str:
     attempt = f"attempt {job.attempt}{_of(job.max_attempts)}"
     if job.cancel_requested:
         return "the next claim skips it as cancelled"
+    if explanation is not None and explanation.cause == "flow":
+        return "its handler continues when that is over"
     expires = f"; it expires at {_time(job)}" if job.expires_at is not None else ""
     if job.run_at is not None:
         at = job.run_at.astimezone().isoformat(sep=" ", timespec="seconds")

@@ -10,7 +10,9 @@ import msgspec
 
 from forebay.errors import InvalidJob, shown
 from forebay.model.archive import FoundAs, JobAttempt, Whereabouts
+from forebay.model.flows import FlowState
 from forebay.model.status import JobHistory, JobStatus
+from forebay.ops.flows import FLOW
 from forebay.ops.jobs import STATUS
 from forebay.ops.operation import Operation
 from forebay.ops.results import HISTORY
@@ -57,6 +59,7 @@ select json_build_object(
     'job_id', {_CHOSEN},
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
+    'flows', {_details(FLOW)},
     'facts', case when not exists (select from found f where f.job_id = {_CHOSEN})
                     or exists (select from found f where f.job_id = {_CHOSEN}
                         and f.state not in ('done', 'cancelled', 'expired', 'dead'))
@@ -74,6 +77,7 @@ class _Answer(msgspec.Struct):
     found: list[_Match] | None
     attempts: list[JobAttempt] | None
     histories: list[JobHistory] | None
+    flows: list[Any] | None
     facts: list[Any] | None
 
 
@@ -95,16 +99,20 @@ def where(what: object) -> Operation[Whereabouts]:
     return Operation(_WHERE, decode, {"what": text, "number": int(text) if is_number else None})
 
 
+def _of_ended(read: _Answer, found: list[Any]) -> list[Any]:
+    # It has ended in every group: that alone is the answer, without a look at workers, limits and
+    # keys.
+    errors = {history.group: history.errors for history in read.histories or ()}
+    now = Facts(read_at=datetime.now(UTC))
+    ended = [match.job for match in found if match.job.job_id == read.job_id]
+    return [explain(job, errors.get(job.group, ()), now) for job in ended]
+
+
 def _whereabouts(what: str, read: _Answer) -> Whereabouts:
     found = read.found or []
     reasons = [] if read.job_id is None else explanations(read.job_id, read.facts or [])
     if read.facts is None:
-        # It has ended in every group: that alone is the answer, without a look at workers, limits
-        # and keys.
-        errors = {history.group: history.errors for history in read.histories or ()}
-        now = Facts(read_at=datetime.now(UTC))
-        ended = [match.job for match in found if match.job.job_id == read.job_id]
-        reasons = [explain(job, errors.get(job.group, ()), now) for job in ended]
+        reasons = _of_ended(read, found)
     by_group = {one.group: one for one in reasons}
     return Whereabouts(
         what=what,
@@ -114,6 +122,7 @@ def _whereabouts(what: str, read: _Answer) -> Whereabouts:
         job_id=read.job_id if found else None,
         attempts=read.attempts or [],
         histories=read.histories or [],
+        flows=[msgspec.convert(one, FlowState) for one in read.flows or ()],
         explanations=reasons,
         next_steps={
             match.job.group: next_step(match.job, by_group.get(match.job.group))

@@ -2,7 +2,7 @@
 
 As many jobs wait as have ended, in 1,000 queues: see ``_console_jobs``. No worker serves a queue,
 so that each of them is a problem. The console runs in another process. The pages are read in turns,
-over HTTP, on one connection. The doctor is a run of checks, and has a separate bar.
+over HTTP, on one connection.
 
 A viewer does as the script of the console does: it waits for a change and reads the overview again.
 ``viewers_core_share`` is what 50 viewers cost more than one, in cores, of the console and of the
@@ -173,7 +173,7 @@ def _report(figures: dict[str, Any], rounds: int) -> Report:
     columns = ["page", "p95 ms", "CPU ms", "statements", "kB"]
     for name in ("p95_ms", "cpu_ms"):
         figures[name] = {page: round_figure(value) for page, value in figures[name].items()}
-    p95 = {name: value for name, value in figures["p95_ms"].items() if name != "doctor"}
+    p95 = figures["p95_ms"]
     slowest = max(p95, key=lambda name: p95[name])
     most = max(figures["statements"], key=lambda name: figures["statements"][name])
     return Report(
@@ -181,7 +181,6 @@ def _report(figures: dict[str, Any], rounds: int) -> Report:
         [Table(columns, rows, right=columns[1:])],
         [
             Bar(f"slowest page, p95 in ms: {slowest}", p95[slowest], at_most=100),
-            Bar("doctor, p95 in ms", figures["p95_ms"]["doctor"], at_most=1000),
             Bar(
                 "pages that the database did not answer in time",
                 sum(figures["refused"].values()),

@@ -30,6 +30,7 @@ class AsyncChanges(AsyncClientBase):
         *,
         run_at: datetime | None = None,
         priority: int | None = None,
+        now: bool = False,
         conn: AsyncConnection | None = None,
     ) -> ChangePlan:
         """Return what an act would do, and its token; change nothing. It reads every waiting job.
@@ -39,13 +40,15 @@ class AsyncChanges(AsyncClientBase):
             which: the jobs.
             run_at: the time, for ``"reschedule"``.
             priority: the priority, for ``"reprioritise"``.
+            now: as for the act, for ``"cancel"`` and ``"purge"``.
             conn: the connection to use.
 
         Raises:
             InvalidJob: the filter or an option is refused.
         """
         return await self._run(
-            conn, change.plan(change.change(act, which, run_at=run_at, priority=priority))
+            conn,
+            change.plan(change.change(act, which, run_at=run_at, priority=priority, now=now)),
         )
 
     async def cancel_matching(
@@ -53,6 +56,7 @@ class AsyncChanges(AsyncClientBase):
         which: JobFilter,
         *,
         token: str | None = None,
+        now: bool = False,
         progress: Callable[[int], object] | None = None,
         conn: AsyncConnection | None = None,
     ) -> ChangeResult:
@@ -61,6 +65,7 @@ class AsyncChanges(AsyncClientBase):
         Args:
             which: the jobs.
             token: of ``plan_change``: take only jobs that it counted.
+            now: flows that wait end without running again; else they continue, and may compensate.
             progress: called after each step.
             conn: the connection whose transaction to use, for all jobs at once.
 
@@ -68,18 +73,19 @@ class AsyncChanges(AsyncClientBase):
             InvalidJob: the filter is refused.
             JobsChanged: the token is that of another act; none was cancelled.
         """
-        return await self._change(change.change("cancel", which), token, progress, conn)
+        return await self._change(change.change("cancel", which, now=now), token, progress, conn)
 
     async def purge_queue(
         self,
         queue: str,
         *,
         token: str | None = None,
+        now: bool = False,
         progress: Callable[[int], object] | None = None,
         conn: AsyncConnection | None = None,
     ) -> ChangeResult:
-        """Cancel every unfinished job of a queue. See ``cancel_matching``."""
-        what = change.change("purge", JobFilter(queue=queue))
+        """Cancel every unfinished job of a queue. See ``cancel_matching``, also for ``now``."""
+        what = change.change("purge", JobFilter(queue=queue), now=now)
         return await self._change(what, token, progress, conn)
 
     async def truncate_queue(

@@ -31,6 +31,7 @@ class Changes(ClientBase):
         *,
         run_at: datetime | None = None,
         priority: int | None = None,
+        now: bool = False,
         conn: SyncConnection | None = None,
     ) -> ChangePlan:
         """Return what an act would do, and its token; change nothing. It reads every waiting job.
@@ -40,13 +41,15 @@ class Changes(ClientBase):
             which: the jobs.
             run_at: the time, for ``"reschedule"``.
             priority: the priority, for ``"reprioritise"``.
+            now: as for the act, for ``"cancel"`` and ``"purge"``.
             conn: the connection to use.
 
         Raises:
             InvalidJob: the filter or an option is refused.
         """
         return self._run(
-            conn, change.plan(change.change(act, which, run_at=run_at, priority=priority))
+            conn,
+            change.plan(change.change(act, which, run_at=run_at, priority=priority, now=now)),
         )
 
     def cancel_matching(
@@ -54,6 +57,7 @@ class Changes(ClientBase):
         which: JobFilter,
         *,
         token: str | None = None,
+        now: bool = False,
         progress: Callable[[int], object] | None = None,
         conn: SyncConnection | None = None,
     ) -> ChangeResult:
@@ -62,6 +66,7 @@ class Changes(ClientBase):
         Args:
             which: the jobs.
             token: of ``plan_change``: take only jobs that it counted.
+            now: flows that wait end without running again; else they continue, and may compensate.
             progress: called after each step.
             conn: the connection whose transaction to use, for all jobs at once.
 
@@ -69,18 +74,19 @@ class Changes(ClientBase):
             InvalidJob: the filter is refused.
             JobsChanged: the token is that of another act; none was cancelled.
         """
-        return self._change(change.change("cancel", which), token, progress, conn)
+        return self._change(change.change("cancel", which, now=now), token, progress, conn)
 
     def purge_queue(
         self,
         queue: str,
         *,
         token: str | None = None,
+        now: bool = False,
         progress: Callable[[int], object] | None = None,
         conn: SyncConnection | None = None,
     ) -> ChangeResult:
-        """Cancel every unfinished job of a queue. See ``cancel_matching``."""
-        what = change.change("purge", JobFilter(queue=queue))
+        """Cancel every unfinished job of a queue. See ``cancel_matching``, also for ``now``."""
+        what = change.change("purge", JobFilter(queue=queue), now=now)
         return self._change(what, token, progress, conn)
 
     def truncate_queue(

@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
-from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, RedrivePlan
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, PurgePlan, RedrivePlan
 from forebay.ops import dead
 
 
@@ -53,19 +53,35 @@ class DeadLetters(ClientBase):
         return self._run(conn, dead.dead_letter(dead_id))
 
     def redrive(
-        self, dead_id: int, *, to_group: str | None = None, conn: SyncConnection | None = None
+        self,
+        dead_id: int,
+        *,
+        to_group: str | None = None,
+        from_step: str | None = None,
+        from_key: str | None = None,
+        conn: SyncConnection | None = None,
     ) -> int:
         """Enqueue a new job from a dead letter, for its group or ``to_group``; return its id.
 
         The new job keeps arguments, priority, tag, correlation id and headers; attempts and expiry
         start again. Job and dead letter refer to each other. If the dead letter holds its ordering
-        key, the new job takes its place: it runs before the later jobs of the key.
+        key, the new job takes its place: it runs before the later jobs of the key. A flow continues
+        behind its recorded steps; a failure at their end is tried again.
+
+        Args:
+            dead_id: the dead letter.
+            to_group: this group of its queue gets the job.
+            from_step: do this step of a flow and all later ones again.
+            from_key: the key of that step.
+            conn: the connection whose transaction to use.
 
         Raises:
             DeadLetterNotFound: no dead letter has this id.
             AlreadyRedriven: the dead letter was redriven before.
+            InvalidJob: its job has not recorded that step.
         """
-        return self._run(conn, dead.redrive(dead_id, to_group))
+        operation = dead.redrive(dead_id, to_group, from_step=from_step, from_key=from_key)
+        return self._run(conn, operation)
 
     def skip_dead(self, dead_id: int, *, conn: SyncConnection | None = None) -> bool:
         """Free the ordering key that a dead letter holds, without running its job.
@@ -141,6 +157,7 @@ class DeadLetters(ClientBase):
         *,
         queue: str | None = None,
         cause: str | None = None,
+        token: str | None = None,
         conn: SyncConnection | None = None,
     ) -> int:
         """Delete dead letters older than ``age``; return their number.
@@ -149,9 +166,32 @@ class DeadLetters(ClientBase):
             age: in seconds or as a timedelta.
             queue: only this queue.
             cause: only this cause, from ``dead_groups``.
+            token: of ``plan_purge_dead``: exactly those that it counted. Newer ones are left.
             conn: the connection whose transaction to use.
+
+        Raises:
+            JobsChanged: other dead letters match by now than those of the token, or another session
+                works on one of them; none was deleted.
         """
-        return self._run(conn, dead.purge_dead(age, queue, cause))
+        return self._run(conn, dead.purge_dead(age, queue, cause, token))
+
+    def plan_purge_dead(
+        self,
+        age: float | timedelta,
+        *,
+        queue: str | None = None,
+        cause: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> PurgePlan:
+        """Return what ``purge_dead`` would delete, and its token; change nothing.
+
+        Args:
+            age: as there.
+            queue: as there.
+            cause: as there.
+            conn: the connection to use.
+        """
+        return self._run(conn, dead.plan_purge_dead(age, queue, cause))
 
     def dead_groups(
         self,

@@ -13,8 +13,9 @@ from forebay.errors import ResultTimeout
 from forebay.model import JobState
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
+from forebay.model.flows import FlowState, RewindPlan
 from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
-from forebay.ops import jobs, results
+from forebay.ops import flows, jobs, results
 from forebay.watch import explain
 
 T = TypeVar("T")
@@ -52,6 +53,19 @@ class Jobs(ClientBase):
         group with any of them.
         """
         return self._run(conn, results.history(job_id))
+
+    def flow(
+        self, job_id: int, *, values: bool = False, conn: SyncConnection | None = None
+    ) -> list[FlowState]:
+        """Return the steps that a job has recorded and what it waits for, one entry for each group
+        with any.
+
+        Args:
+            job_id: the job.
+            values: also what the steps returned, at most 16 megabytes.
+            conn: the connection to use.
+        """
+        return self._run(conn, flows.flow(job_id, values=values))
 
     @overload
     def result(
@@ -141,23 +155,80 @@ class Jobs(ClientBase):
         return self._run(conn, jobs.depth(queue))
 
     def cancel(
-        self, job_id: int, *, group: str | None = None, conn: SyncConnection | None = None
+        self,
+        job_id: int,
+        *,
+        group: str | None = None,
+        now: bool = False,
+        conn: SyncConnection | None = None,
     ) -> CancelAnswer:
         """Cancel a job, and return what that means for it.
 
         - ``"cancelled"``: the job waits, or was cancelled before. It will not start. A claim at the
           same moment may still start it; then its handler is requested to stop.
         - ``"requested"``: a worker has the job. A running handler is requested to stop; a job that
-          finishes before stays done.
+          finishes before stays done. A flow that waits continues: its step raises
+          ``JobCancelled``, and its handler may compensate with further steps.
         - ``"already ended"``: the job is done, expired or dead.
         - ``"unknown"``: no such job: never enqueued, not committed, or past retention.
 
         Args:
             job_id: the job.
             group: only in this consumer group of its queue. Default: all groups.
+            now: a flow that waits ends without running again.
             conn: the connection whose transaction to use.
 
         Raises:
             GroupNotFound: the queue does not have this group.
         """
-        return self._run(conn, jobs.cancel(job_id, group))
+        return self._run(conn, jobs.cancel(job_id, group, now=now))
+
+    def signal(
+        self, conn: SyncConnection | None, name: str, key: str | int, payload: Any = None
+    ) -> bool:
+        """Send a signal: the flow that waits for this name and key continues after the commit.
+
+        It may begin to wait later: a signal is kept until a flow takes it, at most 30 days.
+
+        Args:
+            conn: the connection whose transaction to use; None: a separate transaction.
+            name: what the flow waits for, as in ``ctx.wait(name)``.
+            key: which flow: the key of its wait, or, without one, the id of its job.
+            payload: what the wait returns; a JSON value.
+
+        Returns:
+            True for the first signal of the pair; False if another one waits to be taken: then this
+            one was not kept.
+
+        Raises:
+            InvalidJob: a value cannot be used; nothing was sent.
+            PayloadTooLarge: the payload has more bytes than ``args_bytes_max``.
+        """
+        return self._run(conn, flows.signal(name, key, payload))
+
+    def rewind(
+        self, job_id: int, step: str, *, key: str | None = None, group: str | None = None
+    ) -> int:
+        """Let a flow continue again from one of its steps; return the id of the job that continues.
+
+        The steps before stay, that step and all later ones are forgotten. A flow that waits or will
+        be tried again continues at once, with the same id; of a dead one a new job is made. Jobs
+        that a forgotten step had enqueued run on.
+
+        Args:
+            job_id: the job.
+            step: name of the step.
+            key: the key of the step; None: it has only a name.
+            group: the consumer group. Default: the only one in which it waits or is dead.
+
+        Raises:
+            JobNotFound: the job does not exist.
+            InvalidJob: it has not recorded this step, or it neither waits nor is dead.
+        """
+        return self._run(None, flows.rewind(job_id, step, key, group))
+
+    def plan_rewind(
+        self, job_id: int, step: str, *, key: str | None = None, group: str | None = None
+    ) -> RewindPlan:
+        """Return what ``rewind`` would do; change nothing."""
+        return self._run(None, flows.plan_rewind(job_id, step, key, group))

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
-from forebay.model.workers import EndedWorker, WorkerOverview
+from forebay.model.workers import EndedWorker, StopPlan, WorkerOverview
 from forebay.ops import workers
 
 
@@ -71,3 +71,46 @@ class Workers(ClientBase):
             InvalidJob: ``concurrency`` is out of range.
         """
         return self._run(conn, workers.set_concurrency(concurrency, worker))
+
+    def plan_stop(
+        self,
+        *,
+        worker: str | None = None,
+        app_version: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> StopPlan:
+        """Return which workers ``stop_workers`` would ask, and its token; ask none of them.
+
+        Args:
+            worker: as there.
+            app_version: as there.
+            conn: the connection to use.
+        """
+        return self._run(conn, workers.plan_stop(worker, app_version))
+
+    def stop_workers(
+        self,
+        *,
+        worker: str | None = None,
+        app_version: str | None = None,
+        token: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> int:
+        """Ask workers to stop; return how many were asked.
+
+        With its next heartbeat after the commit a worker stops as at SIGTERM: it claims no more,
+        its running jobs have its grace time, and the rest goes back without using an attempt. What
+        started the process may start it again, as systemd and Kubernetes do. A worker that was
+        asked before is not counted again. Workers in other languages are not asked.
+
+        Args:
+            worker: the name of a worker, or its beginning up to a colon: a host, or host:pid. None:
+                all workers.
+            app_version: only workers of this version of the application.
+            token: of ``plan_stop``: ask exactly those workers.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            JobsChanged: other workers match by now than those of the token; none was asked.
+        """
+        return self._run(conn, workers.stop_workers(worker, app_version, token))

@@ -47,6 +47,7 @@
   const isInUse = (element) => {
     if (element.contains(document.activeElement) && document.activeElement !== body) return true;
     if (element.querySelector("[aria-selected=true], details[open]")) return true;
+    if (zoom !== null && element.contains(zoom.plot)) return true;
     const selection = document.getSelection();
     return Boolean(selection && !selection.isCollapsed && selection.containsNode(element, true)) || element.matches(":hover");
   };
@@ -82,6 +83,58 @@
   const deafen = () => { source?.close(); source = null; };
   document.addEventListener("visibilitychange", () => (document.hidden ? deafen() : (listen(), read())));
 
+  // --- zoom: a range that is drawn on a curve becomes the address ---
+  let zoom = null;
+  const zoomed = (since, until) => {
+    const address = new URL(location.href);
+    for (const [name, at] of [["since", since], ["until", until]]) {
+      if (at === null) address.searchParams.delete(name);
+      else address.searchParams.set(name, new Date(1000 * at).toISOString());
+    }
+    address.searchParams.delete("span");
+    location.assign(address);
+  };
+  const draw = (x) => {
+    const box = zoom.plot.getBoundingClientRect();
+    zoom.to = Math.min(1, Math.max(0, (x - box.left) / box.width));
+    zoom.mark.style.left = `${100 * Math.min(zoom.from, zoom.to)}%`;
+    zoom.mark.style.width = `${100 * Math.abs(zoom.to - zoom.from)}%`;
+  };
+  const endZoom = () => { zoom?.mark.remove(); zoom = null; };
+  document.addEventListener("pointerdown", (event) => {
+    const plot = event.target.closest(".zoomable .plot");
+    if (plot === null || event.button !== 0 || event.target.closest("a")) return;
+    const times = document.querySelector("[data-times]").dataset.times.trim().split(" ").map(Number);
+    if (times.length < 2) return;
+    const mark = document.createElement("div");
+    mark.className = "zoom";
+    plot.append(mark);
+    plot.setPointerCapture(event.pointerId);
+    zoom = { plot, mark, times, from: 0, to: 0 };
+    draw(event.clientX);
+    zoom.from = zoom.to;
+    draw(event.clientX);
+    event.preventDefault();
+  });
+  document.addEventListener("pointermove", (event) => { if (zoom !== null) draw(event.clientX); });
+  document.addEventListener("pointerup", () => {
+    if (zoom === null) return;
+    const { times, from, to } = zoom;
+    const ends = [Math.min(from, to), Math.max(from, to)];
+    endZoom();
+    if (ends[1] - ends[0] < 0.02) return;
+    // The points of a curve are drawn at equal distances, whatever their times.
+    const at = (place) => {
+      const left = Math.min(times.length - 2, Math.floor(place * (times.length - 1)));
+      return times[left] + (place * (times.length - 1) - left) * (times[left + 1] - times[left]);
+    };
+    zoomed(at(ends[0]), at(ends[1]));
+  });
+  document.addEventListener("pointercancel", endZoom);
+  document.addEventListener("dblclick", (event) => {
+    if (event.target.closest(".zoomable .plot") && new URL(location.href).searchParams.has("until")) zoomed(null, null);
+  });
+
   // --- keys ---
   const help = document.getElementById("keys-help");
   let isGoing = false;
@@ -114,7 +167,7 @@
       k: () => select(-1),
       p: () => { isPaused = !isPaused; if (isPaused) deafen(); else { listen(); read(); } showAge(); },
       Enter: () => { if (document.activeElement === body) document.querySelector("tr[aria-selected=true] a")?.click(); },
-      Escape: () => { for (const row of rows()) row.removeAttribute("aria-selected"); },
+      Escape: () => { endZoom(); for (const row of rows()) row.removeAttribute("aria-selected"); },
     }[event.key];
     does?.();
   });

@@ -13,6 +13,12 @@ set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 
+-- by number: rows of the log are found by the index on numbers, by bitmaps alone; the planner must not prefer all entries of another index.
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = on
+set cpu_index_tuple_cost = 100
+
 -- no bitmap: an index finds the few rows of each key, in the order of the index.
 set enable_bitmapscan = off
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
     from forebay.model.attempts import AttemptEnded
     from forebay.ops.claimed import ClaimedJob
+    from forebay.ops.flows import ChildEnd
     from forebay.ops.protocol import ReadyLane
 
 
@@ -95,6 +96,8 @@ class Batch:
     ended: list[Ended] = field(default_factory=list)
     #: Counters to record with the settlement.
     counters: list[dict[str, Any]] = field(default_factory=list)
+    #: The jobs that are done, or end so, and are children of a flow, by offset.
+    children: dict[int, ChildEnd] = field(default_factory=dict)
     #: Whether its settlement may make other jobs ready: it has ordering keys, or its queue has
     #: limits.
     frees_others: bool = False
@@ -152,6 +155,9 @@ class Batch:
         )
         if self.counters:
             flush.counters, self.counters = self.counters, []
+        if self.children:
+            taken = [*self.done, *(ended.offset for ended in flush.ended)]
+            flush.children = [self.children.pop(at) for at in taken if at in self.children]
         self.untouched = False
         self.done, self.millis, self.ended = [], [], self.ended[ended_most:]
         return flush
@@ -203,7 +209,8 @@ class HeldJob(msgspec.Struct, eq=False):
     ``ended`` is set once, by the first decision how the job ended; later decisions are ignored.
     ``interrupted`` is the reason why the handler was asked to stop. ``follows`` is the previous job
     of the same ordering key and lease, until this job ends. ``raised`` is the exception with which
-    it ended, until that is logged.
+    it ended, until that is logged. ``child`` is what its parent learns of its end, if it is the
+    child of a flow.
     """
 
     row: ClaimedJob
@@ -216,6 +223,7 @@ class HeldJob(msgspec.Struct, eq=False):
     control: Any = None
     follows: HeldJob | None = None
     raised: Raised | None = None
+    child: Any = None
 
     @property
     def lease(self) -> Lease:

@@ -33,7 +33,7 @@ from forebay.db.address import parsed_address
 from forebay.db.session import Session
 from forebay.errors import ConfigError
 from forebay.forks import worker_runs
-from forebay.model.text import logger
+from forebay.model.text import logger, replaced_controls
 from forebay.ops import protocol
 from forebay.ops.maintenance import DUE
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE, SCHEDULES
@@ -99,6 +99,8 @@ class Worker:
 
     Attributes:
         on_attempt: called with the end of each attempt, on the event loop; for tests.
+        on_asked: called on the event loop when an operator has asked the worker to stop; stops it.
+        asked_by: who has asked; None: no operator.
         answers_probes: whether it answers probes itself; set it before it runs.
 
     Raises:
@@ -133,6 +135,8 @@ class Worker:
             common, self._location, schedules=decides_schedules(app, settings)
         )
         self.on_attempt: Callable[[AttemptEnded], None] | None = None
+        self.on_asked: Callable[[], None] = self.stop
+        self.asked_by: str | None = None
         self.answers_probes = True
         self.name = common.name
         self.stats = common.stats
@@ -366,8 +370,21 @@ class Worker:
         self._claimer.set_queue_attempts(answer.queue_attempts)
         if answer.cancelled_jobs:
             self._runners.cancel(answer.cancelled_jobs)
+        if answer.stop_by is not None and self.asked_by is None:
+            self._stop_for(answer.stop_by)
         if answer.leaderless:
             self._assume_leaderless(answer.leaderless)
+
+    def _stop_for(self, operator: str) -> None:
+        self.asked_by = operator
+        if not self._signals.is_stopping:
+            log.info(
+                "worker %s: asked to stop by %s; finishing running jobs (%g s)",
+                self.name,
+                " ".join(replaced_controls(operator).split()),
+                self._settings.grace_seconds,
+            )
+        self.on_asked()
 
     def _on_outage_end(self) -> None:
         # The leaders from before it may be gone.

@@ -7,13 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 from forebay.db.pools import spoils_connection
-from forebay.errors import LeaseLost, UnknownBatch
+from forebay.errors import LeaseLost, ParkingSwallowed, UnknownBatch
 from forebay.model.outcome import Endings
 from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.policy.claims import mean_duration
+from forebay.worker.ground.held import Raised
 from forebay.worker.ground.threads import NoThreadError
 from forebay.worker.run import endings
+from forebay.worker.run._flow import Unwound
 from forebay.worker.run._transactions import previous_settled
 from forebay.worker.run.call import run_in_thread, run_on_loop
 
@@ -77,12 +79,19 @@ class CallRunner:
                     result = await run_on_loop(call)
                 else:
                     result = await run_in_thread(call, self._places.threads)
+                if call.flow is not None:
+                    _finish_flow(call)
                 endeds = endings.endings(call, result)
                 self._record_duration(helds, endeds)
                 if isinstance(result, Endings) and result.counters and not helds[0].ended:
                     helds[0].batch.counters.append(result.counters)
                 self._reporter.finish_returned(helds, endeds)
+        except Unwound as unwound:
+            self._end_flow(call, helds, unwound)
         except BaseException as error:  # a handler may raise anything; the worker continues
+            if (wrapped := _unwound_in(call, error)) is not None:
+                self._end_flow(call, helds, wrapped)
+                return
             may_be_released = kind.transaction or isinstance(error, NoThreadError)
             if may_be_released and not call.started and call.why is None:
                 # No connection, a pooled connection that the server had ended, or no thread: the
@@ -97,10 +106,22 @@ class CallRunner:
                     call.cut()
                 self._fail(call, helds, error)
         finally:
+            call.forget_flow()
             for timer in call.timers:
                 timer.cancel()
             if self._slots.calls.pop(call, None) is not None:
                 self._on_free()
+
+    def _end_flow(self, call: Call, helds: list[HeldJob], unwound: Unwound) -> None:
+        """End an attempt that a step has ended."""
+        if call.why is not None:
+            self._fail(call, helds, call.why)
+        elif unwound.ended is None:
+            self._fail(call, helds, LeaseLost(helds[0].lease.lease_id))
+        else:
+            if unwound.ended.outcome == "retried":
+                helds[0].raised = Raised(unwound.__cause__ or unwound)
+            self._reporter.finish_all(call, [unwound.ended])
 
     async def _run_in_process(self, call: Call, helds: list[HeldJob]) -> None:
         processes = self._places.processes
@@ -128,6 +149,7 @@ class CallRunner:
     def _take_report(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
         if held.ended:
             return
+        held.child = answer.child
         if answer.lease_lost:
             self._reporter.lease_lost(held.lease)
         elif answer.settled:
@@ -136,7 +158,14 @@ class CallRunner:
             self._reporter.finish(held, answer.ended, solo=answer.solo and kind.transaction)
 
     def _fail(self, call: Call, helds: list[HeldJob], error: BaseException) -> None:
-        if isinstance(error, LeaseLost | UnknownBatch) and call.kind.transaction:
+        if call.flow is not None and call.flow.unwound is not None:
+            if call.flow.unwound.ended is None:
+                error = LeaseLost(helds[0].lease.lease_id)
+            elif call.why is None:
+                error = ParkingSwallowed(call.flow.unwound.step)
+        if isinstance(error, LeaseLost | UnknownBatch) and (
+            call.kind.transaction or call.flow is not None
+        ):
             if isinstance(error, LeaseLost) and not helds[0].ended:
                 self._reporter.lease_lost(helds[0].lease)
             for held in helds:
@@ -159,6 +188,36 @@ class CallRunner:
             self.mean_seconds[queue] = mean_duration(
                 self.mean_seconds.get(queue), share, jobs=len(helds)
             )
+
+
+def _unwound_in(call: Call, error: BaseException) -> Unwound | None:
+    """Return what a step has ended the attempt with, if a task group has wrapped only that."""
+    if call.flow is None or call.flow.unwound is None or not isinstance(error, BaseExceptionGroup):
+        return None
+    unwound: Unwound = call.flow.unwound
+    others = error.split(Unwound)[1]
+    return unwound if others is None else None
+
+
+def _finish_flow(call: Call) -> None:
+    """Look at what a flow did before its handler returned.
+
+    Raises:
+        ParkingSwallowed: the handler caught what ends an attempt within a step.
+        LeaseLost: the same, and the job belongs to another worker.
+    """
+    assert call.flow is not None
+    unwound = call.flow.unwound
+    if unwound is not None and unwound.ended is None:
+        raise LeaseLost(call.helds[0].lease.lease_id)
+    if unwound is not None:
+        raise ParkingSwallowed(unwound.step)
+    if forgotten := call.flow.forgotten():
+        log.warning(
+            "job %s has ended; its code did not ask for these recorded steps: %s",
+            call.helds[0].row.job_id,
+            ", ".join(forgotten[:10]),
+        )
 
 
 def _short(error: BaseException) -> str:

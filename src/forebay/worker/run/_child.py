@@ -152,7 +152,8 @@ class _PipeToParent:
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
         for job in jobs:
-            self.send(ChildReport(offset=job.row.offset, counters=_taken(job)))
+            report = ChildReport(offset=job.row.offset, counters=_taken(job), child=job.child)
+            self.send(report)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
         job.raised = None  # The parent logs the failure.
@@ -162,6 +163,7 @@ class _PipeToParent:
                 ended=ended,
                 solo=solo,
                 counters=_taken(job),
+                child=job.child,
             )
         )
 

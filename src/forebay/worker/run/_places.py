@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
     from forebay.worker.ground.threads import Threads
     from forebay.worker.run._transactions import HandlerTransactions
+    from forebay.worker.run._verbs import Flows
     from forebay.worker.run.children import Children
 
 
@@ -22,12 +23,14 @@ class Places:
         transactions: for handlers in transactions.
         processes: for handlers that need a child process; None in a child process.
         all_in_processes: whether all handlers run in child processes.
+        flows: makes the steps of handlers.
     """
 
     threads: Threads
     transactions: HandlerTransactions
     processes: Children | None
     all_in_processes: bool
+    flows: Flows
 
     def runs_in_child(self, kind: Kind) -> bool:
         """Whether the calls of a kind run in child processes of this one."""

@@ -7,8 +7,10 @@ is lost, the call is dropped and nothing is settled.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import HardTimeout, JobCancelled, SoftTimeout
@@ -50,7 +52,7 @@ class Slots:
     Args:
         common: the number of slots, default timeouts, the group and the middlewares.
         reporter: receives the outcomes of interrupted calls, and progress.
-        places: threads and child processes.
+        places: threads, child processes, and steps.
         resources: shared objects for the contexts of handlers.
         on_free: called when the slot of a call that still runs was freed, and when there are more
             slots.
@@ -74,6 +76,7 @@ class Slots:
         self._around_plain = around_attempts(middleware, is_async=False)
         self._around_coroutines = around_attempts(middleware, is_async=True)
         self._on_free = on_free
+        self._flows = places.flows
         #: Whether the calls of a kind run in child processes of this one.
         self.runs_in_child = places.runs_in_child
         #: The running calls with their jobs. Removing a call frees its slot.
@@ -116,6 +119,7 @@ class Slots:
                 deadline=None if hard is None else now + hard,
                 resources=self._resources,
                 report=lambda done, note: self._reporter.progress(helds, done, note),
+                verbs=functools.partial(self._flows.of, weakref.ref(call)),
             )
         self.calls[call] = helds
         for held in helds:

@@ -85,6 +85,22 @@ class HandlerTransactions:
         self._handler_connections: dict[type | None, HandlerConnections] = {}
         self._async_handler_connections: dict[type | None, AsyncHandlerConnections] = {}
 
+    def plain_connections(self, wanted: type | None = None) -> HandlerConnections:
+        """Return the connections for plain functions that want this class; None: psycopg's."""
+        if wanted not in self._handler_connections:
+            self._handler_connections[wanted] = handler_connections(
+                wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
+            )
+        return self._handler_connections[wanted]
+
+    def coroutine_connections(self, wanted: type | None = None) -> AsyncHandlerConnections:
+        """Return the connections for coroutine functions; see ``plain_connections``."""
+        if wanted not in self._async_handler_connections:
+            self._async_handler_connections[wanted] = async_handler_connections(
+                wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
+            )
+        return self._async_handler_connections[wanted]
+
     async def run(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
         """Run a call to its commit; return how each job ended, None for done.
 
@@ -95,20 +111,13 @@ class HandlerTransactions:
         wanted = call.kind.connection
         await previous_settled(helds)
         if not call.kind.is_async:
-            if wanted not in self._handler_connections:
-                self._handler_connections[wanted] = handler_connections(
-                    wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
-                )
+            plain = self.plain_connections(wanted)
             call.thread_call = self._threads.submit(lambda: self._run_in_thread(call, helds))
             found: list[Ended | None] = await call.thread_call.future
-            if self._handler_connections[wanted].begun:
+            if plain.begun:
                 self._end_begun_later()
             return found
-        if wanted not in self._async_handler_connections:
-            self._async_handler_connections[wanted] = async_handler_connections(
-                wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
-            )
-        connections = self._async_handler_connections[wanted]
+        connections = self.coroutine_connections(wanted)
         async with connections.connection() as connection:
             _give(call, connection)
             async with connection.transaction():
@@ -191,7 +200,7 @@ def _begin_settling(
         call.settling = True
     if any(held.ended for held in helds):
         raise LeaseLost(helds[0].lease.lease_id)
-    if len(helds) > 1 or endeds[0] is not None:
+    if len(helds) > 1 or endeds[0] is not None or helds[0].child is not None:
         return None
     (held,) = helds
     return SettledJob(
@@ -218,6 +227,8 @@ def _settlement(
             ended.offset = offset
             held.measure(ended)
             flush.done, flush.millis, flush.ended = [], None, [ended]
+        if held.child is not None and (ended is None or ended.outcome == "done"):
+            flush.children = [held.child]
         flushes.append(flush)
     return protocol.settle(helds[0].lease.lease_id, flushes)
 

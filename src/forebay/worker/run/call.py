@@ -35,7 +35,7 @@ def attempt_of(job: Job) -> str:
     return f"attempt {job.attempt} of {job.max_attempts}"
 
 
-class Call(msgspec.Struct, eq=False):
+class Call(msgspec.Struct, eq=False, weakref=True):
     """One call of a handler. ``context`` is None if the handler cannot access it."""
 
     kind: Kind
@@ -54,6 +54,8 @@ class Call(msgspec.Struct, eq=False):
     why: HandlerError | None = None
     settling: bool = False
     in_child: bool = False
+    #: Its steps; None: the handler has used none.
+    flow: Any = None
     timers: list[asyncio.TimerHandle] = []
     _jobs: list[Job] | None = None
 
@@ -66,6 +68,12 @@ class Call(msgspec.Struct, eq=False):
         if self._jobs is None:
             self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
         return self._jobs
+
+    def restart_attempts(self) -> None:
+        """Count the attempts of its job anew from this one: it has recorded a checkpoint."""
+        (held,) = self.helds
+        held.row.attempt = None
+        self._jobs = None
 
     def attempt(self) -> Attempt:
         """Return the attempt as middlewares see it."""
@@ -97,6 +105,13 @@ class Call(msgspec.Struct, eq=False):
         """Close the socket of the call's transaction, if any, so that it can no longer commit."""
         if self.connection is not None:
             cut(self.connection)
+
+    def forget_flow(self) -> None:
+        """Let go of the steps, which refer to this call: it would keep its arguments for long."""
+        if self.flow is not None:
+            self.flow = None
+            if self.context is not None:
+                self.context.forget_steps()
 
     def cancel_timers(self) -> None:
         """Cancel the timeouts of the call."""

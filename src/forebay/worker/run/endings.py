@@ -11,17 +11,20 @@ import gc
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from forebay.errors import (
+    FlowError,
     InvalidJob,
     JobCancelled,
     SoftTimeout,
+    StepFailed,
     UnknownKind,
     WorkerLost,
 )
+from forebay.model.again import Again, Complete, Drop
 from forebay.model.job import Job
 from forebay.model.outcome import (
     Cancel,
@@ -34,12 +37,13 @@ from forebay.model.outcome import (
     Snooze,
 )
 from forebay.ops.claimed import raw_args
+from forebay.ops.flows import ChildEnd, parent_of
 from forebay.ops.protocol import Ended, FollowUpJob
 from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
 from forebay.policy.cause import cause_of, without_values
 from forebay.policy.error_text import describe_exception
-from forebay.policy.retry import GiveUp
+from forebay.policy.retry import GiveUp, leaves
 from forebay.worker.ground.held import Raised, job_of
 from forebay.worker.run._subjects import refuse_without_subject, with_subject
 
@@ -48,6 +52,10 @@ if TYPE_CHECKING:
     from forebay.ops.claimed import ClaimedJob
     from forebay.worker.ground.held import HeldJob
     from forebay.worker.run.call import Call
+
+
+#: What a handler may return that is no result.
+_OUTCOMES: Final = (Snooze, Retry, Cancel, Dead, Release, Failed, Again, Complete, Drop)
 
 
 def decode(
@@ -122,6 +130,7 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
         TypeError: the sequence does not fit the jobs.
     """
     kind = call.kind
+    _note_children(call, result)
     keeps_nothing = kind.keep_result_seconds is None and kind.subject is None
     if (
         keeps_nothing
@@ -231,7 +240,10 @@ def failures(call: Call, error: BaseException) -> list[Ended]:
     for held in call.helds:
         if not held.ended:
             held.raised = raised
-    return [failure(call.kind, job, error) for job in call.jobs]
+    endeds = [failure(call.kind, job, error) for job in call.jobs]
+    if call.flow is not None and call.flow.progressed:
+        endeds[0].attempts = 1
+    return endeds
 
 
 def _failure_of(held: HeldJob, kind: Kind, job: Job, error: BaseException) -> Ended:
@@ -245,6 +257,10 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     described = _error(job, record.type, record.message, record.traceback, record.place)
     if isinstance(error, JobCancelled):
         return Ended(0, "cancelled", error=described)
+    of_flow = [each for each in leaves(error) if isinstance(each, FlowError)]
+    if of_flow:
+        reason = "exhausted" if isinstance(of_flow[0], StepFailed) else "permanent"
+        return dead(kind, job, reason, described)
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
     if isinstance(decision, GiveUp):
         ended = dead(kind, job, decision.reason, described)
@@ -315,3 +331,21 @@ def _error(
         "traceback": traceback,
         "max_attempts": job.max_attempts,
     }
+
+
+def error_record(job: Job, record: Any, *, message: str) -> dict[str, Any]:
+    """Return a described exception as the job's history keeps it, with another message."""
+    return _error(job, record.type, message, record.traceback, record.place)
+
+
+def _note_children(call: Call, result: Any) -> None:
+    """Note what the parents of the jobs learn of their ends, if they are children of flows."""
+    for held in call.helds:
+        # Most jobs have no headers, and this runs for each.
+        if held.row.headers is None or (parent := parent_of(held.row.headers)) is None:
+            continue
+        held.child = ChildEnd(parent.gather, parent.nr, held.row.job_id)
+        if result is None or call.kind.is_batch or isinstance(result, _OUTCOMES):
+            continue
+        found = kept(result.result if isinstance(result, Keep) else result, 0)
+        held.child.value, held.child.problem = found.value, found.problem

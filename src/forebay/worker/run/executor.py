@@ -22,7 +22,9 @@ from forebay.worker.run._key_queues import KeyQueues
 from forebay.worker.run._loop_share import LoopShare
 from forebay.worker.run._places import Places
 from forebay.worker.run._slots import Slots
+from forebay.worker.run._step_store import StepStore
 from forebay.worker.run._transactions import HandlerTransactions
+from forebay.worker.run._verbs import Flows
 from forebay.worker.run.reporter import OutcomeReporter
 
 if TYPE_CHECKING:
@@ -94,8 +96,13 @@ class Executor:
         self.transactions = HandlerTransactions(
             common.dsn, common.application_name, self._threads, self._waiting.is_next
         )
+        self._steps = StepStore(common.dsn, common.application_name)
         places = Places(
-            self._threads, self.transactions, processes, common.settings.processes is not None
+            self._threads,
+            self.transactions,
+            processes,
+            common.settings.processes is not None,
+            Flows(self._steps, self.transactions, self._kinds),
         )
         self.slots = Slots(common, self._reporter, places, resources, self._on_slot_free)
         runner = CallRunner(self.slots, self._reporter, self._keys, places, on_free)
@@ -296,6 +303,7 @@ class Executor:
         for call in list(self.slots.calls):
             call.task.cancel()
         await self.transactions.close()
+        await self._steps.close()
 
     # --- one call ---
 

@@ -11,6 +11,7 @@ import msgspec
 
 from forebay.config import WorkerSettings
 from forebay.ops.claimed import ClaimedJob, RawJob
+from forebay.ops.flows import ChildEnd
 from forebay.ops.protocol import Ended, ReadyLane
 from forebay.worker.ground.log_format import LogFormat
 
@@ -90,6 +91,8 @@ class ChildReport(msgspec.Struct):
     counters: list[dict[str, Any]] = []
     ready: bool = False
     broken: str | None = None
+    #: What the parent of the job learns of its end, if it is the child of a flow.
+    child: ChildEnd | None = None
     #: Set by the parent: the child died, and which of its several jobs killed it is unknown.
     died: bool = False
 

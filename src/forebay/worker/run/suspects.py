@@ -103,6 +103,7 @@ class Suspects:
             if held.ended or lease.lost:
                 return
             held.ended = True
+            held.child = answer.child
             if answer.settled:
                 self._outcomes.settled_by_handler(held, answer.ended)
             elif answer.lease_lost:

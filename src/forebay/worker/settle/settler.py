@@ -94,6 +94,9 @@ class Settler:
         # The jobs of a batch handler's call have one start.
         began, millis = first.started_at, first.millis(now)
         batch.millis += [millis if job.started_at == began else job.millis(now) for job in jobs]
+        for job in jobs:
+            if job.child is not None:
+                batch.children[job.row.offset] = job.child
         self._mark_dirty(batch)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
@@ -105,10 +108,14 @@ class Settler:
             flush = Flush(
                 claim_no=job.batch.claim_no, flush_no=-job.row.offset, done=[], ended=[ended]
             )
+            if job.child is not None and ended.outcome == "done":
+                flush.children = [job.child]
             self._solo.append((job.batch, flush))
             self._hurry.set()
             self._notice()
             return
+        if job.child is not None and ended.outcome == "done":
+            job.batch.children[ended.offset] = job.child
         job.batch.ended.append(ended)
         self._hurry.set()
         self._mark_dirty(job.batch)

@@ -13,6 +13,7 @@ create table forebay.lease (
     alive_at        timestamptz,         -- the last sign of life, once it is closed
     held            jsonb,               -- what it held when it was closed, see _record_end(); null: nothing
     signal          integer,             -- that ended the process, as its parent said; null: not known
+    stop_by         text,                -- who had requested its worker to stop when it was closed; null: it was not requested
     check ((closed_at is null) = (closed_as is null))
 );
 create index lease_open on forebay.lease (lease_id) where closed_at is null;
@@ -31,5 +32,9 @@ alter table forebay.heartbeat replica identity full;
 -- What operators set for running workers. A row is over with its worker.
 create table forebay.worker_setting (
     worker      text primary key,        -- as in lease.worker
-    concurrency integer not null check (concurrency between 1 and 10000)
+    concurrency integer check (concurrency between 1 and 10000),
+    stop_at     timestamptz,             -- when it was asked to stop
+    stop_by     text,                    -- by whom: the actor, else the role
+    check ((stop_at is null) = (stop_by is null)),
+    check (concurrency is not null or stop_at is not null)
 );

@@ -208,6 +208,7 @@ begin
     perform forebay._wake_subjects(array_agg(s.subject_id), array_agg(coalesce(n.due_at, forebay._now())))
     from forebay.subject s cross join lateral forebay._newest_state(s.subject_id) n
     where n.state in ('s', 'g') or n.state = 'k' and n.lane is not null;
+    perform forebay._wake_all_flows();
 
     -- An enqueue that drew its number before the move and writes its row after this commit would write to a segment that is
     -- no longer read: refuse the row, and the transaction with it.

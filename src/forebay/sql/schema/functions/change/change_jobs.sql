@@ -10,7 +10,8 @@
 --   filter    a JSON object with one or more of `queue`, `kind`, `tag`, `state`, `ordering_key`,
 --             `limit_key`, `unique_key`, `correlation_id`, `subject`, `enqueued_after`,
 --             `enqueued_before`, `ids` (at most 10,000); or `{"all": true}`
---   options   `{"run_at": ...}` to reschedule, `{"priority": ...}` to reprioritise
+--   options   `{"run_at": ...}` to reschedule, `{"priority": ...}` to reprioritise; `{"now": true}`
+--             to cancel or purge: flows that wait end without running again, as with a truncation
 --   token     from forebay.plan_change(): take only jobs that it counted; give it to each call
 --   most      at most this many jobs, 1 to 100,000; call again while as many were taken. Optional
 --             for `cancel`, `purge` and `truncate`; the first step of a truncation takes all
@@ -20,7 +21,8 @@
 --
 -- Answers:
 --   cancelled               it will not start
---   requested               a worker has it, and its handler is requested to stop
+--   requested               a worker has it, and its handler is requested to stop; or it is a flow
+--                           that waits, which continues to compensate, see forebay.cancel()
 --   changed                 retried, rescheduled or reprioritised
 --   unchanged               with `ids`: it is ready already, or has this time or priority
 --   running                 with `ids`: a worker has it
@@ -64,6 +66,7 @@ declare
     v_asked   bigint[] := '{}';
     v_held    bigint[] := '{}';  -- jobs that a worker has for one group
     v_partly  bigint[];          -- jobs that were not found for each group
+    v_flows   bigint[] := '{}';  -- flows that wait, and continue
     v_count   bigint;
 begin
     if (v_most between 1 and 100000) is not true and (not v_cancels or change_jobs.most is not null) then
@@ -94,6 +97,12 @@ begin
     if v_cancels then
         select array_agg(distinct f.job_id) filter (where f.answer = 'changed'), array_agg(distinct f.job_id) filter (where f.answer = 'requested')
         into v_taken, v_asked from unnest(v_found) f;
+        if v_act = 'cancel' and not coalesce((v_options ->> 'now')::boolean, false) then
+            v_flows := forebay._cancel_flows(array(select distinct f.job_id from unnest(v_found) f));
+            v_taken := array(select u from unnest(v_taken) u where u <> all (v_flows));
+            v_asked := coalesce(v_asked, '{}') || v_flows;
+            v_found := array(select f from unnest(v_found) f where f.job_id <> all (v_flows));
+        end if;
         -- A job that waits for one group and runs for another: a truncation cancels it for the first only.
         if v_act = 'truncate' and (select count(*) > 1 from forebay.queue_group g where g.queue = v_filter ->> 'queue') then
             v_held := array(select m.job_id from unnest(array['claimed', 'running']) s
@@ -107,6 +116,7 @@ begin
         perform forebay._note_cancelled_matches(v_found, v_held || v_partly, false, null);
         perform forebay._note_cancelled_jobs(v_partly);
         perform forebay._announce_cancelled(v_found, coalesce(v_asked, '{}') || v_held);
+        perform forebay._after_cancelled(array(select distinct f.job_id from unnest(v_found) f));
     elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
         v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
             || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
@@ -140,6 +150,8 @@ begin
             select case when bool_and(j.state = 'cancelled') and v_act = 'cancel' then 'cancelled'
                         when bool_and(j.state in ('done', 'cancelled', 'expired', 'dead')) then 'already ended'
                         when bool_or(j.state in ('claimed', 'running')) then case v_act when 'cancel' then 'requested' else 'running' end
+                        when v_act = 'cancel' and exists (select from forebay.flow_cancelled c where c.job_id = change_jobs.job_id)
+                             and not bool_or(j.cancel_requested) then 'requested'
                         when v_act = 'cancel' and count(*) > 0 then 'cancelled'
                         when bool_and(j.cancel_requested) then 'already ended'
                         when count(*) > 0 then 'unchanged' end

@@ -55,6 +55,11 @@ begin
                          where t.job_id = j.job_id and (t.group_id is null or t.group_id = j.group_id)
                            and (t.reason in (''c'', ''r'', ''e'') or t.reason = ''m'' and j.seq <= t.up_to))';
     end if;
+    if p_act = 'cancel' and not coalesce((p_options ->> 'now')::boolean, false) and pg_sequence_last_value('forebay.flow_seq') is not null then
+        -- Flows that continue to compensate.
+        v_untouched := v_untouched || ' and not exists (select from forebay.flow_cancelled c
+                                                         where c.job_id = j.job_id and (c.group_id = j.group_id or j.group_id is null))';
+    end if;
     v_wanted := format('where %s and %s', forebay._filter_sql(p_filter), v_untouched);
     if p_options ? 'snapshot' then
         v_wanted := v_wanted || format(

@@ -6,6 +6,20 @@
 -- Locks: the promotion lock.
 create function forebay._move_deferred(p_act text, p_options jsonb, p_ids bigint[]) returns bigint[]
 language plpgsql volatile
+as $$
+begin
+    if cardinality(p_ids) = 0 then
+        return '{}';
+    end if;
+    lock table only forebay.lock_promotion in share update exclusive mode;
+    return forebay._move_deferred_rows(p_act, p_options, p_ids);
+end
+$$;
+
+
+-- The move itself, for a caller that has the promotion lock.
+create function forebay._move_deferred_rows(p_act text, p_options jsonb, p_ids bigint[]) returns bigint[]
+language plpgsql volatile
 -- planner: indexed
 as $$
 declare
@@ -22,7 +36,6 @@ begin
     if cardinality(p_ids) = 0 then
         return '{}';
     end if;
-    lock table only forebay.lock_promotion in share update exclusive mode;
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
     if p_act = 'reprioritise' then
         select array_agg(l.lane), array_agg(forebay._lane_beside(l.lane, (p_options ->> 'priority')::integer)) into v_from, v_to

@@ -3,7 +3,8 @@
 -- What forebay.change_jobs() would do: the token, and a row for each answer and state with the
 -- number of jobs, the oldest and the newest of them. Changes nothing. One row with only a token if
 -- no job matches. A job that waits for several groups counts once, with its first answer. Reads
--- every waiting job of the queues.
+-- every waiting job of the queues. The answer `children` has the number of jobs that flows among
+-- them wait for and that have not ended: those that have not started are cancelled, too.
 --
 -- With the token the act takes only jobs that were counted here: those of them that still match.
 --
@@ -34,7 +35,17 @@ begin
     select t.token, case when v_act in ('cancel', 'truncate') and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
            min(f.enqueued_at), max(f.enqueued_at)
     from total t left join found f on true
-    group by 1, 2, 3 order by 2, 3;
+    group by 1, 2, 3
+    union all
+    select t.token, 'children', null, sum(w.children - w.ended)::bigint, null, null
+    from total t
+    cross join (select f.job_id from found f where f.state = 'scheduled' and f.answer = 'changed' and v_act in ('cancel', 'truncate')
+                  and pg_sequence_last_value('forebay.flow_seq') is not null) f
+    cross join lateral (select distinct s.group_id from forebay.step s where s.job_id = f.job_id) s
+    cross join lateral forebay._flow_waits(f.job_id, s.group_id) w
+    where w.children > w.ended
+    group by t.token
+    order by 2, 3;
 end
 $$;
 
@@ -57,7 +68,9 @@ begin
         when p_act = 'reprioritise' and (p_options - 'priority' <> '{}' or (jsonb_typeof(p_options -> 'priority') = 'number') is not true
              or (p_options ->> 'priority')::numeric not between -32768 and 32767 or (p_options ->> 'priority')::numeric % 1 <> 0)
             then 'a reprioritisation needs the option priority, -32768 to 32767, and no other'
-        when p_act in ('cancel', 'purge', 'truncate', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
+        when p_act in ('cancel', 'purge') and (p_options - 'now' <> '{}' or jsonb_typeof(coalesce(p_options -> 'now', 'true')) <> 'boolean')
+            then format('%s takes the option now, true or false, and no other', p_act)
+        when p_act in ('truncate', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
         when p_act in ('purge', 'truncate') and (not p_filter ? 'queue' or p_filter - 'queue' <> '{}')
             then format('a %s takes a queue and no other filter', p_act) end;
     if v_problem is not null then

@@ -49,6 +49,7 @@ declare
     v_late   integer := 0;
     v_lanes  bigint[];
     v_subjects bigint[];
+    v_flows  jsonb[];                    -- what woke flows wait for
     v_left   record;
     v_withdrawn boolean;                 -- Are there jobs that were cancelled while they waited?
 begin
@@ -124,12 +125,14 @@ begin
                (select array_agg(w.job_id) from written w where v_withdrawn) as new_jobs, count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
                array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
-               array_agg(-d.job_id) filter (where d.job_id < 0) as subjects,
+               array_agg(-d.job_id) filter (where d.job_id < 0 and d.job_id <> forebay._flow_mark()) as subjects,
+               array_agg(d.args) filter (where d.job_id = forebay._flow_mark()) as flows,
                array_agg(d.kind) filter (where d.kind <> '') as kinds, array_agg(d.tag) filter (where d.kind <> '') as tags
         into v_left from due d;
         v_due := v_left.jobs;
         v_lanes := v_left.all_lanes;
         v_subjects := v_left.subjects;
+        v_flows := v_left.flows;
         perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
         perform forebay._note_cancelled_again(v_left.new_lanes, v_left.new_seqs, v_left.new_jobs);
     end if;
@@ -154,13 +157,15 @@ begin
            (select array_agg(w.job_id) from written w where v_withdrawn) as new_jobs, count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
            array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
-           array_agg(-d.job_id) filter (where d.job_id < 0) as subjects,
+           array_agg(-d.job_id) filter (where d.job_id < 0 and d.job_id <> forebay._flow_mark()) as subjects,
+               array_agg(d.args) filter (where d.job_id = forebay._flow_mark()) as flows,
                array_agg(d.kind) filter (where d.kind <> '') as kinds, array_agg(d.tag) filter (where d.kind <> '') as tags
     into v_left from late d;
     v_late := v_left.jobs;
     if v_late > 0 then
         v_lanes := v_lanes || v_left.all_lanes;
         v_subjects := v_subjects || v_left.subjects;
+        v_flows := v_flows || v_left.flows;
         perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
         perform forebay._note_cancelled_again(v_left.new_lanes, v_left.new_seqs, v_left.new_jobs);
     end if;
@@ -189,6 +194,10 @@ begin
                           and (d.run_at, d.deferred_id) <= (v_position, v_position_id)) d
                   cross join lateral (select i.queue from forebay.lane i where i.lane = d.lane limit 1) l) q;
         end if;
+    end if;
+    -- Behind the new position: flows whose time has come with the same promotion are in the log already.
+    if v_flows <> '{}' then
+        perform forebay._wake_flows(v_flows);
     end if;
     return v_due + v_late;
 end

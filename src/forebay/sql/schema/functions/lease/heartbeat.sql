@@ -20,13 +20,14 @@
 --   muted_causes    the muted causes of death
 --   queue_attempts  the maximum attempts of the queues that have one
 --   settings        as forebay.followed_settings_v1(); null: none was set
+--   stop_by         who requested the worker to stop, by forebay.stop_workers(); null: no operator
 --
 -- Transaction: any; meant to be autocommitted. Commits asynchronously.
 -- pages: 40 + 5 a job
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
                                      p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               concurrency integer, muted_causes text[], queue_attempts jsonb, settings jsonb)
+               concurrency integer, muted_causes text[], queue_attempts jsonb, settings jsonb, stop_by text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: hot
@@ -53,8 +54,8 @@ begin
     if cardinality(p_job_ids) = 0 then
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
-    concurrency := (select s.concurrency from forebay.worker_setting s
-                    join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
+    select s.concurrency, s.stop_by into concurrency, stop_by from forebay.worker_setting s
+    join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1;
     server_time := clock_timestamp();
     muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
     if pg_sequence_last_value('forebay.queue_attempts_seq') is not null then

@@ -149,7 +149,7 @@ end
 $$;
 
 
--- Record with a lease that is closed its worker's last sign of life and what it held, and in the event log that it was lost.
+-- Record with a lease that is closed its worker's last sign of life, who asked it to stop, and what it held, and in the event log that it was lost.
 --
 -- Invariant "each end is recorded": this is the transaction that closes the lease and sends its jobs back, so there are all three, or none.
 -- `held` has at most 20 kinds with their counts and 20 jobs, those first that ran at the last heartbeat.
@@ -165,6 +165,7 @@ begin
     where h.lease_id = p_lease_id and h.heartbeat_at <= forebay._now() + interval '1 second' order by h.heartbeat_at desc limit 1;
     update forebay.lease l
     set alive_at = greatest(v_alive, (select b.claimed_at from forebay.batch b where b.lease_id = p_lease_id order by b.claim_no desc limit 1)),
+        stop_by = (select s.stop_by from forebay.worker_setting s where s.worker = l.worker),
         held = case when p_kinds <> '{}' then jsonb_build_object(
             'jobs', cardinality(p_kinds), 'used_attempt', p_used,
             'kinds', (select jsonb_object_agg(k.kind, k.jobs)

@@ -18,6 +18,7 @@
 --   published         events past the time for which they are kept
 --   occurrences       old decisions of schedules
 --   subject_states    superseded a day ago
+--   flows             checkpoints of jobs that left the log, and signals that no flow took in 30 days
 --   key_runs, limit_runs, limiters, heartbeats, leases, failures, events, guard_events, tombstones, results, progress, mirror_samples, mirror_breakers, mirror_audits, unique_keys, endpoint_activities, replays, breakers
 --                     old ones
 --
@@ -61,7 +62,7 @@ as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'waiting', 'counters', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
-        'unique_keys', 'endpoint_activities', 'published', 'replays', 'occurrences', 'subject_states', 'subject_counts', 'breakers']
+        'unique_keys', 'endpoint_activities', 'published', 'replays', 'occurrences', 'subject_states', 'subject_counts', 'breakers', 'flows']
 $$;
 
 

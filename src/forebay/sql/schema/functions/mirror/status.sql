@@ -75,7 +75,7 @@ begin
         select c.outcome, c.tag, c.priority, sum(c.count) as total,
                coalesce(sum(c.count) filter (where c.at > v_since), 0) as lately,
                max(c.at) filter (where isfinite(c.at)) as last_at
-        from forebay.mirror_count c where c.mirror = name
+        from forebay.mirror_count c where c.mirror = name and c.outcome <> 'direct.slow'  -- counted as another one, too
         group by c.outcome, c.tag, c.priority)
     select jsonb_build_object(
         'counts', coalesce(jsonb_agg(jsonb_build_object('outcome', s.outcome, 'tag', s.tag, 'priority', s.priority,

@@ -14,6 +14,7 @@
 --                 returned as if they had not been claimed
 --   kinds         the kinds of these jobs with their numbers, at most 20 kinds
 --   job_ids       the first 20 of them, those first that ran at the last heartbeat
+--   stop_by       who had requested it to stop, by forebay.stop_workers(); null: no operator
 --
 -- Errors: JQ001 a bad number.
 -- See: docs/howto/run-workers.md#see-what-became-of-workers-that-ended
@@ -21,7 +22,7 @@
 create function forebay.ended_workers(since timestamptz default null, most integer default 50)
 returns table (worker text, how text, signal integer, is_back boolean, host text, pid integer, group_name text, queues text[], app text,
                app_version text, started_at timestamptz, heartbeat_at timestamptz, ended_at timestamptz, jobs integer, used_attempt integer,
-               kinds jsonb, job_ids bigint[])
+               kinds jsonb, job_ids bigint[], stop_by text)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -40,7 +41,7 @@ begin
            (select array_agg(q) from jsonb_array_elements_text(l.details -> 'queues') q), l.details ->> 'app', l.details ->> 'app_version',
            coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), l.alive_at, l.closed_at,
            coalesce((l.held ->> 'jobs')::integer, 0), coalesce((l.held ->> 'used_attempt')::integer, 0), coalesce(l.held -> 'kinds', '{}'),
-           coalesce((select array_agg(i::bigint) from jsonb_array_elements_text(l.held -> 'job_ids') i), '{}')
+           coalesce((select array_agg(i::bigint) from jsonb_array_elements_text(l.held -> 'job_ids') i), '{}'), l.stop_by
     from forebay.lease l
     where l.closed_at is not null and l.closed_at >= coalesce(ended_workers.since, forebay._now() - interval '1 day') and l.closed_as <> 'retired'
     order by l.closed_at desc, l.lease_id desc

@@ -211,6 +211,7 @@ $$;
 -- The job of a row of the log, by the row's number.
 create function forebay._job_id_of(p_seq bigint) returns bigint
 language plpgsql stable
+-- planner: by number
 as $$
 declare
     v_segment bigint;

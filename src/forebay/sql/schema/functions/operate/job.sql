@@ -68,6 +68,8 @@ $$;
 --              ended
 --
 -- Columns:
+--   run_at                when a scheduled or retrying job is due; null: it is neither, or a flow
+--                         that waits without a limit
 --   attempt               the attempt that runs, or runs next, from 1; of a job that has ended, the
 --                         last that ran, 0 if none did
 --   max_attempts          the job's own number, else what the worker reported when an attempt
@@ -145,8 +147,8 @@ begin
             priority := v_wait.lane_priority;
             select {job of v_wait} into {job};
             unique_key := v_wait.unique_key;
-            attempt := coalesce(v_wait.attempt, 0) + 1; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
-            expires_at := coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days');
+            attempt := coalesce(v_wait.attempt, 0) + 1; enqueued_at := v_wait.enqueued_at; run_at := forebay._shown_time(v_id, v_wait.run_at);
+            expires_at := case when run_at is not null then coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days') end;
             state := forebay._state_of_deferred(v_wait.attempt, v_wait.pauses);
             if cancel_requested then
                 state := 'cancelled';

@@ -82,27 +82,32 @@ end
 $$;
 
 
--- Delete and count at most p_most dead letters of a queue, and of a cause unless it is null, that died before a time, the oldest first; returns their number.
--- p_ends_holds: also those that hold their key, which is free then; otherwise these stay.
-create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null,
-                                     p_ends_holds boolean default false) returns bigint
+-- Delete and count at most p_most dead letters of a queue that died before a time, the oldest first; returns their number. A letter that holds its
+-- key waits for an operator.
+create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer) returns bigint
+language sql volatile
+as $$
+    select forebay._delete_letters(
+        array(select i.dead_id from forebay.dead_letter i
+              where i.queue = p_queue and i.died_at <= p_before and not i.holds_key
+              order by i.died_at limit p_most for update skip locked),
+        false)
+$$;
+
+
+-- Delete and count dead letters that the caller has locked; returns their number. p_ends_holds: the keys that they hold are free.
+create function forebay._delete_letters(p_dead_ids bigint[], p_ends_holds boolean) returns bigint
 language plpgsql volatile
 as $$
 declare
     v_count bigint;
-    v_ids   bigint[];
 begin
-    -- With the time set for them: a letter that holds its key waits for an operator.
-    v_ids := array(
-        select i.dead_id from forebay.dead_letter i
-        where i.queue = p_queue and i.died_at <= p_before and (p_cause is null or i.cause = p_cause) and (not i.holds_key or p_ends_holds and i.redriven_as is null)
-        order by i.died_at limit p_most for update skip locked);
     if p_ends_holds then
-        perform forebay._end_holds(v_ids);
+        perform forebay._end_holds(p_dead_ids);
     end if;
     with gone as (
         delete from forebay.dead_letter d
-        where d.dead_id = any (v_ids)
+        where d.dead_id = any (p_dead_ids)
         returning d.queue, d.kind, d.reason, d.died_at, d.errors, d.limit_key),
     sorts as (
         select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,

@@ -5,28 +5,45 @@
 -- priority, tag, correlation id, headers and `max_attempts`; attempts and expiry start again. It
 -- does not take the unique key, which may belong to another job by now. The dead letter stays, and
 -- both refer to each other. If it holds its ordering key, the new job takes its place before the
--- later jobs of the key.
+-- later jobs of the key. A flow continues behind its checkpoints; what failed last is tried again.
+--
+-- Parameters: `from_step` and `from_key`, a step of a flow: it and all later ones are done again.
 --
 -- Errors: JQ001 it belongs to its group, since it is the run of a subject or holds its ordering key;
 --   JQ014 its group was closed, or there is no group `to_group`, JQ015 no such dead letter, JQ016 redriven before. If the
 --   number is the id of a job that died, the hint names its dead letters.
 -- Locks: the dead letter's row, and its group's row (SHARE).
-create function forebay.redrive(dead_id bigint, to_group text default null) returns bigint
+create function forebay.redrive(dead_id bigint, to_group text default null, from_step text default null, from_key text default null)
+returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: in order
 as $$
 declare
-    d forebay.dead_letter := forebay._redrive(dead_id, to_group);
+    d        forebay.dead_letter;
+    v_before integer;
 begin
+    if from_step is not null then
+        select min(s.no) into v_before
+        from forebay.dead_letter i join forebay.step s on s.job_id = i.job_id and s.group_id = i.group_id
+        where i.dead_id = redrive.dead_id and s.name = from_step and s.key is not distinct from from_key;
+        if v_before is null and exists (select from forebay.dead_letter i where i.dead_id = redrive.dead_id) then
+            raise exception using errcode = 'JQ001', column = 'from_step',
+                message = format('the job of dead letter %s has recorded no step %s%s', redrive.dead_id, quote_literal(left(from_step, 200)),
+                                 coalesce(' with key ' || quote_literal(left(from_key, 200)), '')),
+                hint = 'Nothing was redriven. forebay jobs show lists the steps of a job.';
+        end if;
+    end if;
+    d := forebay._redrive(dead_id, to_group, v_before);
     perform forebay._record_event('dead.redrive', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
-                                  p_new => jsonb_strip_nulls(jsonb_build_object('job_id', d.redriven_as, 'to_group', to_group)), p_count => 1);
+                                  p_new => jsonb_strip_nulls(jsonb_build_object('job_id', d.redriven_as, 'to_group', to_group, 'step', from_step, 'key', from_key)), p_count => 1);
     return d.redriven_as;
 end
 $$;
 
 
--- Redrive a dead letter without an event; returns it with the id of the new job.
-create function forebay._redrive(p_dead_id bigint, p_to_group text default null) returns forebay.dead_letter
+-- Redrive a dead letter without an event; returns it with the id of the new job. p_before: of a flow, the first checkpoint that is done again.
+create function forebay._redrive(p_dead_id bigint, p_to_group text default null, p_before integer default null) returns forebay.dead_letter
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -76,6 +93,7 @@ begin
         seq, lane, enqueued_at, expires_at, {job})
     values (v_job_id, v_lane, forebay._now(), case when d.headers ? 'forebay-subject' then greatest(d.expires_at, forebay._now() + interval '30 days') end,
             {job of d});
+    perform forebay._copy_steps(d.job_id, d.group_id, v_job_id, v_group, p_before);
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
     perform forebay._announce_jobs(d.queue, forebay._group_name(d.group_id), 'redriven', array[d.job_id]);

@@ -30,8 +30,9 @@ begin
                               or starts_with(l.worker, set_concurrency.worker || ':')));
     -- A name is never used again.
     delete from forebay.worker_setting s
-    where s.worker = any (v_workers)
+    where s.worker = any (v_workers) and s.stop_at is null
        or not exists (select from forebay.lease l where l.worker = s.worker and l.closed_at is null);
+    update forebay.worker_setting s set concurrency = set_concurrency.concurrency where s.worker = any (v_workers);
     if set_concurrency.concurrency is not null then
         insert into forebay.worker_setting (worker, concurrency)
         select w, set_concurrency.concurrency from unnest(v_workers) w

@@ -14,6 +14,8 @@
 --   running_jobs  the first `jobs` of them, 0 to 100: `[{"job_id": 7, "kind": "send_welcome",
 --                 "claimed_at": "..."}]`; the kind is null for a job that has just ended
 --   processes     child processes that run its handlers; null: they run in the worker
+--   stop_at, stop_by
+--                 when it was asked to stop, and by whom; null: it was not
 --
 -- Errors: JQ001 a bad number.
 -- See: docs/howto/run-workers.md#see-and-change-running-workers
@@ -21,7 +23,7 @@
 create function forebay.workers(jobs integer default 5)
 returns table (worker text, host text, pid integer, group_name text, queues text[], app text, app_version text,
                forebay_version text, started_at timestamptz, heartbeat_at timestamptz, concurrency integer, memory_bytes bigint,
-               running integer, running_jobs jsonb, processes integer)
+               running integer, running_jobs jsonb, processes integer, stop_at timestamptz, stop_by text)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -42,7 +44,8 @@ begin
            l.details ->> 'app', l.details ->> 'app_version', l.details ->> 'version',
            coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), h.heartbeat_at,
            coalesce(s.concurrency, (l.details ->> 'concurrency')::integer), h.memory_kb * 1024::bigint,
-           coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]'), (l.details ->> 'processes')::integer
+           coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]'), (l.details ->> 'processes')::integer,
+           s.stop_at, s.stop_by
     from leases l
     left join lateral (select b.heartbeat_at, b.running_jobs, b.memory_kb
                        from unnest(l.ids) i (lease_id)

@@ -2,7 +2,7 @@
 
 -- Erase what ended jobs of a queue have brought with them, a step each call: arguments and headers
 -- in the log and of scheduled jobs that were cancelled or have started, messages and tracebacks of errors, results, notes of
--- progress; with `dead` also dead letters. Ids, kind, tag, correlation id, keys, times and states
+-- progress, values of steps and what children returned to flows; with `dead` also dead letters. Ids, kind, tag, correlation id, keys, times and states
 -- stay. It is final.
 --
 -- Parameters:
@@ -36,7 +36,7 @@ set lock_timeout = '5s'
 -- planner: indexed
 as $$
 declare
-    v_places constant text[] := array['log', 'deferred', 'errors', 'results', 'progress'] || case when redact_queue.dead then array['dead'] end;
+    v_places constant text[] := array['log', 'deferred', 'errors', 'results', 'progress'] || case when redact_queue.dead then array['dead'] end || array['steps'];
     v_place  text := coalesce(redact_queue.after ->> 'place', 'log');
     v_before constant timestamptz := coalesce(redact_queue.before, (redact_queue.after ->> 'before')::timestamptz, forebay._now());
 begin
@@ -54,6 +54,7 @@ begin
         when 'errors' then select r.rows, r.next into redacted, next from forebay._redact_errors(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
         when 'results' then select r.rows, r.next into redacted, next from forebay._redact_results(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
         when 'progress' then select r.rows, r.next into redacted, next from forebay._redact_progress(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
+        when 'steps' then select r.rows, r.next into redacted, next from forebay._redact_steps(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
         when 'dead' then
             redacted := forebay._delete_dead(redact_queue.queue, v_before, redact_queue.most);
             next := case when redacted >= redact_queue.most then '{}'::jsonb end;

@@ -22,6 +22,13 @@
 --                       forebay.record_kinds_v1() recorded
 --   subject             in `ended`: `then` (again, complete or drop), `at` or `after` or `interval`
 --                       or `every`, `data`, `args`
+--   attempts            in `ended`: how many attempts count as used, this one included; without it,
+--                       one more than before. A flow that recorded a checkpoint begins anew
+--   flow                in `ended`, with outcome snoozed: what the flow waits for: `steps`, its
+--                       checkpoints as for forebay.record_steps_v1(); `until` or `after` (seconds), when
+--                       it continues at the latest; `wait` (`name`, `key`, `no`, `step`, `step_key`) or `gather`
+--   children            of `done`: those that are children of a gather, with `gather`, `nr`,
+--                       `job_id`, and as needed `value` and `problem`
 --   counters            the counters of mirrors, as for forebay.record_direct(); kept if, and only
 --                       if, the flush is settled
 --
@@ -111,6 +118,9 @@ begin
             if found then
                 if v_flush ? 'counters' then
                     perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
+                end if;
+                if v_flush ? 'children' then
+                    perform forebay._end_children(v_flush -> 'children');
                 end if;
                 if v_has_notices then
                     v_claims := v_claims || claim_no;
@@ -213,6 +223,9 @@ begin
         end if;
         if v_flush ? 'counters' then
             perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
+        end if;
+        if v_flush ? 'children' then
+            perform forebay._end_children(v_flush -> 'children');
         end if;
         if v_has_notices then
             v_claims := v_claims || claim_no;
@@ -340,7 +353,7 @@ language plpgsql volatile
 as $$
 declare
     v_lane    record;
-    v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x', 'y') then 1 else 0 end;
+    v_attempt integer := coalesce((p_item ->> 'attempts')::integer, coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x', 'y') then 1 else 0 end);
     v_target  bigint;
     v_run_at  timestamptz;
     v_dead_id bigint;
@@ -348,6 +361,9 @@ begin
     -- Jobs with limit keys that were parked may be of another lane than the batch.
     select l.queue, i.priority, l.audience into v_lane
     from forebay.lane l, forebay.lane i where l.lane = p_lane and i.lane = p_row.lane limit 1;
+    if p_item #> '{flow,steps}' is not null then
+        perform forebay._record_steps(p_item #> '{flow,steps}');
+    end if;
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
         perform forebay._record_failure(
             p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
@@ -371,6 +387,13 @@ begin
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;
+        if p_item ? 'flow' then
+            if p_code = 's' then
+                v_run_at := forebay._park(p_row, p_group_id, p_item -> 'flow');
+            end if;
+            -- It has begun, so what its producer said of the start is over.
+            p_row.expires_at := coalesce(v_run_at, forebay._now()) + interval '30 days';
+        end if;
         perform forebay._continue_job(p_row, v_target, v_attempt,
                                case when p_code in ('r', 'l') then 0
                                     else coalesce(p_row.pauses, 0) + case when p_code in ('s', 'u') then 1 else 0 end end,
@@ -384,6 +407,9 @@ begin
     end if;
     if p_row.headers ? 'forebay-subject' and (p_code = 'd' and p_item ? 'subject' or p_code = 'c') then
         perform forebay._end_subject(v_lane.queue, p_row, p_code, p_item, p_item ->> 'reason');
+    end if;
+    if p_code = 'c' and p_row.headers ? 'forebay-parent' then
+        perform forebay._end_child(p_row, 'c', p_item ->> 'reason');
     end if;
     if p_code in ('d', 'x', 'y', 'c') then
         perform forebay._announce_ended(coalesce(p_row.job_id, p_row.seq));

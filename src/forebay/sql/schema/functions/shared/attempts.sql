@@ -33,7 +33,7 @@ begin
         v_nr := (v_item ->> 'offset')::integer;
         if v_item ->> 'outcome' in ('retried', 'lost') or v_item ->> 'outcome' = 'dead' and v_item ->> 'reason' in ('exhausted', 'worker lost') then
             v_row := forebay._row(coalesce(p_lanes[v_nr], p_lane), coalesce(p_xids[v_nr], p_xids[1]), p_seqs[v_nr]);
-            v_used := coalesce(v_row.attempt, 0) + 1;
+            v_used := coalesce((v_item ->> 'attempts')::integer, coalesce(v_row.attempt, 0) + 1);
             v_lost := v_item ->> 'outcome' = 'lost' or coalesce(v_item ->> 'reason' = 'worker lost', false);
             if v_row.seq is not null and v_row.max_attempts is null then
                 if jsonb_typeof(v_item -> 'error') = 'object' then

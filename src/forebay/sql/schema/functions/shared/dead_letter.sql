@@ -16,6 +16,7 @@ returns bigint
 language sql volatile
 as $$
     select forebay._end_subject(p_queue, p_row, 'x', null, p_reason) where p_row.headers ? 'forebay-subject';
+    select forebay._end_child(p_row, 'x', p_reason) where p_row.headers ? 'forebay-parent';
     with letter as (
         insert into forebay.dead_letter (
             group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt,

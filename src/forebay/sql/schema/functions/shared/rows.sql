@@ -67,6 +67,7 @@ create function forebay._rows_of(p_job_id bigint)
 returns setof forebay.log
 language plpgsql stable
 rows 2
+-- planner: by number
 as $$
 declare
     v_segment record;

@@ -24,13 +24,13 @@ as $$
 $$;
 
 
--- Raise JQ042 for a token.
-create function forebay._refuse_token(p_token text) returns void
+-- Raise JQ042 for a token of a dry run of things with a name in the plural.
+create function forebay._refuse_token(p_token text, p_things text default 'jobs') returns void
 language plpgsql immutable
 as $$
 begin
     raise exception using errcode = 'JQ042',
-        message = format('token %s is not that of this act, or other jobs match by now', quote_literal(left(p_token, 60))),
+        message = format('token %s is not that of this act, or other %s match by now', quote_literal(left(p_token, 60)), p_things),
         detail = jsonb_build_object('token', left(p_token, 60)),
         hint = 'Nothing was changed. Do a new dry run: filter and options are part of the token.';
 end

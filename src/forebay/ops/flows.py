@@ -1,0 +1,259 @@
+"""Flows: their checkpoints, the signals that they wait for, and the jobs that they gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from forebay._dataclass import dataclass
+from forebay.errors import InvalidJob, shown
+from forebay.model.flows import FlowState, RewindPlan
+from forebay.ops.jobs import checked_id
+from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.records import rows_as
+
+StepStatus = Literal["recorded", "repeated", "refused"]
+
+
+class Checkpoint(NamedTuple):
+    """What a flow has recorded; see ``forebay.steps_v1``.
+
+    Attributes:
+        no: its place among the checkpoints of the job, from 1.
+        kind: one letter, as in the view ``forebay.code``.
+        name: of the step.
+        key: of one of several steps with that name; None for the only one.
+        value: the result as JSON text; None for nothing.
+        at: when it was recorded, by the clock of the database.
+        age: seconds since then, when it was read.
+    """
+
+    no: int
+    kind: str
+    name: str
+    key: str | None
+    value: str | None
+    at: datetime
+    age: float
+
+
+@dataclass(slots=True)
+class NewStep:
+    """A checkpoint to record; see ``forebay.record_steps_v1``."""
+
+    job_id: int
+    group_id: int
+    no: int
+    kind: str
+    name: str
+    key: str | None = None
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(slots=True)
+class Wait:
+    """The signal that a flow waits for; see ``forebay.settle_v1``."""
+
+    name: str
+    key: str
+    no: int
+    step: str
+    step_key: str | None = None
+
+
+@dataclass(slots=True)
+class FlowEnd:
+    """What a flow waits for after an attempt; see ``forebay.settle_v1``."""
+
+    steps: list[NewStep] = field(default_factory=list)
+    after: float | msgspec.UnsetType = msgspec.UNSET
+    until: str | msgspec.UnsetType = msgspec.UNSET
+    wait: Wait | msgspec.UnsetType = msgspec.UNSET
+    gather: str | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(slots=True)
+class ChildEnd:
+    """How a job ended that is the child of a flow; see ``forebay.settle_v1``."""
+
+    gather: str
+    nr: int
+    job_id: int
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    problem: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Gathered(NamedTuple):
+    """How a child ended; the outcome is None while it has not."""
+
+    nr: int
+    job_id: int
+    outcome: Literal["done", "dead", "cancelled"] | None
+    value: str | None
+    problem: str | None
+
+
+#: The header that says whose child a job is.
+PARENT_HEADER: Final = "forebay-parent"
+
+
+class _Parent(msgspec.Struct):
+    gather: str
+    nr: int
+
+
+def parent_of(headers: Any) -> _Parent | None:
+    """Return which child of which gather a job is, by its headers; None for none."""
+    if not headers or PARENT_HEADER not in headers:
+        return None
+    try:
+        return msgspec.json.decode(headers[PARENT_HEADER], type=_Parent)
+    except (msgspec.MsgspecError, TypeError):
+        return None
+
+
+#: The steps of a job, one row for each group.
+FLOW: Final = """\
+select (to_jsonb(f) || jsonb_build_object('group', f.group_name))::text
+from forebay.flow(%(job_id)s::bigint) f"""
+
+
+def flow(job_id: int, *, values: bool = False) -> Operation[list[FlowState]]:
+    """Return the call that reads the steps of a job and what it waits for, for each group."""
+    return Operation(
+        "select to_jsonb(f)::text from forebay.flow(%(job_id)s::bigint, %(values)s::boolean) f",
+        lambda rows: rows_as(FlowState, rows),
+        {"job_id": checked_id(job_id, "job_id"), "values": values},
+    )
+
+
+def rewind(job_id: int, step: str, key: str | None, group: str | None) -> Operation[int]:
+    """Return the call that lets a flow continue again from a step; its result is the job."""
+    return Operation(
+        "select forebay.rewind(%(job_id)s::bigint, %(step)s, %(key)s, %(group)s)",
+        scalar,
+        {"job_id": checked_id(job_id, "job_id"), "step": step, "key": key, "group": group},
+    )
+
+
+def plan_rewind(
+    job_id: int, step: str, key: str | None, group: str | None
+) -> Operation[RewindPlan]:
+    """Return the call that tells what a rewind would do."""
+    return Operation(
+        "select to_jsonb(p)::text"
+        " from forebay.plan_rewind(%(job_id)s::bigint, %(step)s, %(key)s, %(group)s) p",
+        lambda rows: rows_as(RewindPlan, rows)[0],
+        {"job_id": checked_id(job_id, "job_id"), "step": step, "key": key, "group": group},
+    )
+
+
+def steps(job_id: int, group_id: int) -> Operation[list[Checkpoint]]:
+    """Return the call that reads the checkpoints of a job in a group."""
+    return Operation(
+        "select no, kind, name, key, value, at, age"
+        " from forebay.steps_v1(%(job_id)s::bigint, %(group_id)s::bigint)",
+        _checkpoints,
+        {"job_id": job_id, "group_id": group_id},
+    )
+
+
+def record(
+    lease_id: int, new: Sequence[NewStep], *, with_effects: bool
+) -> Operation[list[StepStatus]]:
+    """Return the call that records checkpoints.
+
+    Args:
+        lease_id: the lease of their jobs.
+        new: the checkpoints.
+        with_effects: whether the transaction has effects of a step, which need the lease's lock.
+    """
+    return Operation(
+        "select forebay.record_steps_v1("
+        "%(lease)s::bigint, %(steps)s::jsonb, %(with_effects)s::boolean)",
+        scalar,
+        {
+            "lease": lease_id,
+            "steps": msgspec.json.encode(new).decode(),
+            "with_effects": with_effects,
+        },
+    )
+
+
+def end_wait(lease_id: int, job_id: int, group_id: int, no: int) -> Operation[list[Checkpoint]]:
+    """Return the call that ends a wait whose time is over."""
+    return Operation(
+        "select no, kind, name, key, value, at, age from forebay.end_wait_v1("
+        "%(lease)s::bigint, %(job_id)s::bigint, %(group_id)s::bigint, %(no)s::integer)",
+        _checkpoints,
+        {"lease": lease_id, "job_id": job_id, "group_id": group_id, "no": no},
+    )
+
+
+def gather(lease_id: int, step: NewStep, children: int, jobs: str) -> Operation[int]:
+    """Return the call that enqueues the children of a step; its result is the gather.
+
+    Args:
+        lease_id: the lease of the parent.
+        step: number, name and key of the checkpoint.
+        children: how many jobs.
+        jobs: a JSON array of them, as for ``forebay.enqueue_many``.
+    """
+    return Operation(
+        "select g.id, forebay.gather_children_v1(g.id, 1, %(jobs)s::jsonb)::text"
+        " from (select forebay.gather_v1(%(lease)s::bigint, %(job_id)s::bigint,"
+        " %(group_id)s::bigint, %(no)s::integer, %(name)s, %(key)s, %(children)s::integer) as id"
+        " offset 0) g",
+        lambda rows: int(rows[0][0]),
+        {
+            "lease": lease_id, "job_id": step.job_id, "group_id": step.group_id, "no": step.no,
+            "name": step.name, "key": step.key, "children": children, "jobs": jobs,
+        },
+    )  # fmt: skip
+
+
+def gathered(gather_id: int) -> Operation[list[Gathered]]:
+    """Return the call that reads how the children of a gather ended."""
+    return Operation(
+        "select nr, job_id, outcome, value, problem from forebay.gathered_v1(%(gather)s::bigint)",
+        lambda rows: [Gathered(*row) for row in rows],
+        {"gather": gather_id},
+    )
+
+
+def signal(name: str, key: object, payload: object = None) -> Operation[bool]:
+    """Return the call that sends a signal; its result is False if one waits to be taken.
+
+    Raises:
+        InvalidJob: the key is no text and no number, or the payload has no JSON form.
+    """
+    from forebay.arguments.json_guard import encode_json  # noqa: PLC0415 - most programs need none
+
+    return Operation(
+        "select forebay.signal(%(name)s, %(key)s, %(payload)s::jsonb)",
+        scalar,
+        {
+            "name": name,
+            "key": signal_key(key),
+            "payload": None if payload is None else encode_json(payload),
+        },
+    )
+
+
+def signal_key(key: object) -> str:
+    """Return the key of a signal as text.
+
+    Raises:
+        InvalidJob: it is no text and no number.
+    """
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise InvalidJob("key", f"must be a text or a whole number, not {shown(key)}")
+    return str(key)
+
+
+def _checkpoints(rows: ResultRows) -> list[Checkpoint]:
+    return [Checkpoint(*row) for row in rows]

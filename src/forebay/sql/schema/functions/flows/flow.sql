@@ -1,0 +1,137 @@
+-- grant: operator, reader
+
+-- The steps of a job, and what it waits for: a row for each group in which it has recorded one. No
+-- row: it is no flow, or its steps are past retention.
+--
+-- Columns:
+--   steps        an array in their order, of objects with `no` (from 1), `kind`, `name`, `key`
+--                (null: it has only a name), `at`, `bytes` of the value as JSON text, and, with
+--                `with_values`, `value`
+--   waits_for    of a job that has given its slot back: `signal`, `sleep` or `children`; null: it
+--                runs, will run, or has ended
+--   step, step_key
+--                the step that waits
+--   since        when the wait began
+--   until        when it is over at the latest; null: it waits without a limit
+--   signal_name, signal_key
+--                `forebay.signal(signal_name, signal_key)` wakes it
+--   children, ended, first_dead
+--                how many jobs it waits for, how many of them have ended, and the first of those
+--                that is dead or was cancelled
+--   cancelled_at  when it was cancelled while it waited: its handler compensates, and ends
+--
+-- A step is of the kind step, once, item, failed, sleep, wait, signal, timeout, taken, children or
+-- cancelled. `with_values` adds what the steps have returned, at most 16 megabytes.
+-- pages: 60 + 60 a job
+create function forebay.flow(job_id bigint, with_values boolean default false)
+returns table (group_name text, steps jsonb, waits_for text, step text, step_key text, since timestamptz, until timestamptz,
+               signal_name text, signal_key text, children integer, ended integer, first_dead bigint, cancelled_at timestamptz)
+language plpgsql stable security definer
+rows 2
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+begin
+    for v_group in
+        select s.group_id,
+               jsonb_agg(jsonb_build_object('no', s.no, 'kind', forebay._step_word(s.kind), 'name', s.name, 'key', s.key, 'at', s.at,
+                                            'bytes', coalesce(octet_length(s.value::text), 0))
+                         || case when flow.with_values then jsonb_build_object('value', s.value) else '{}' end order by s.no) as steps,
+               max(s.at) filter (where s.kind = 'c') as cancelled_at
+        from forebay.step s where s.job_id = flow.job_id group by s.group_id
+    loop
+        group_name := forebay._group_name(v_group.group_id);
+        steps := v_group.steps;
+        cancelled_at := v_group.cancelled_at;
+        select w.waits_for, w.step, w.step_key, w.since, w.until, w.signal_name, w.signal_key, w.children, w.ended, w.first_dead
+        into waits_for, step, step_key, since, until, signal_name, signal_key, children, ended, first_dead
+        from forebay._flow_waits(flow.job_id, v_group.group_id) w;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- What a flow waits for in a group; nulls: it is not parked. Its last checkpoint says so, and a row of it that was not promoted.
+create function forebay._flow_waits(
+    p_job_id bigint, p_group_id bigint, out waits_for text, out step text, out step_key text, out since timestamptz, out until timestamptz,
+    out signal_name text, out signal_key text, out children integer, out ended integer, out first_dead bigint, out no integer, out gather_id bigint)
+language plpgsql stable
+-- planner: indexed
+as $$
+#variable_conflict use_variable
+declare
+    v_last   forebay.step;
+    v_parked timestamptz := forebay._parked_until(p_job_id, p_group_id);
+begin
+    if v_parked is null then
+        return;
+    end if;
+    select s.* into v_last from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id order by s.no desc limit 1;
+    if v_last.kind = 'z' then
+        until := coalesce((v_last.value ->> 'until')::timestamptz, v_last.at + make_interval(secs => (v_last.value ->> 'seconds')::double precision));
+        -- Behind its end the row is that of a snooze or a retry.
+        waits_for := case when until > forebay._now() then 'sleep' end;
+        since := v_last.at;
+    elsif v_last.kind = 'p' then
+        select 'signal', w.since, case when v_last.value ->> 'seconds' is not null then w.until end, w.name, w.key into waits_for, since, until, signal_name, signal_key
+        from forebay.waiter w where w.job_id = p_job_id and w.group_id = p_group_id and w.no = v_last.no + 1;
+        since := least(since, v_last.at);
+    elsif v_last.kind = 'g' then
+        select g.gather_id, g.children, g.begun_at into gather_id, children, since
+        from forebay.gather g where g.job_id = p_job_id and g.group_id = p_group_id and g.no = v_last.no;
+        if gather_id is not null then
+            select count(*), min(e.job_id) filter (where e.outcome <> 'd') into ended, first_dead
+            from (select distinct on (i.nr) i.nr, i.job_id, i.outcome from forebay.gather_end i where i.gather_id = _flow_waits.gather_id
+                  order by i.nr, i.job_id desc) e;
+            waits_for := 'children';
+        end if;
+    end if;
+    if waits_for is null then
+        since := null; until := null; children := null; ended := null; first_dead := null; gather_id := null;
+        return;
+    end if;
+    no := v_last.no;
+    step := v_last.name;
+    step_key := v_last.key;
+end
+$$;
+
+
+-- The time of the deferred row that a flow has in a group, if it was not promoted and was not cancelled; null: it has none.
+create function forebay._parked_until(p_job_id bigint, p_group_id bigint) returns timestamptz
+language sql stable
+as $$
+    select d.run_at
+    from (select i.run_at, i.deferred_id, i.lane, i.xid, i.attempt, i.pauses from forebay.deferred i where i.job_id = p_job_id offset 0) d
+    cross join lateral (select i.audience from forebay.lane i where i.lane = d.lane limit 1) l
+    left join lateral (select p.snap, p.run_at, p.deferred_id from forebay.promotion p order by p.no desc limit 1) p on true
+    where l.audience in (0, p_group_id, -p_group_id)
+      and (pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)) is not true
+      and forebay._state_of_deferred(d.attempt, d.pauses) = 'scheduled'
+      and not exists (select from forebay.tombstone t
+                      where t.job_id = p_job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = p_group_id))
+    order by d.deferred_id desc limit 1
+$$;
+
+
+-- The time that people see for a job that waits: null for a flow that waits without a limit, whose row is a hundred years away.
+create function forebay._shown_time(p_job_id bigint, p_run_at timestamptz) returns timestamptz
+language sql stable
+as $$
+    select case when p_run_at > forebay._now() + interval '50 years' and pg_sequence_last_value('forebay.flow_seq') is not null
+                     and exists (select from forebay.step s where s.job_id = p_job_id)
+                then null else p_run_at end
+$$;
+
+
+-- The word for a kind of checkpoint.
+create function forebay._step_word(p_kind "char") returns text
+language sql immutable
+as $$
+    select case p_kind when 's' then 'step' when 'o' then 'once' when 'e' then 'item' when 'f' then 'failed' when 'z' then 'sleep' when 'p' then 'wait'
+                       when 'w' then 'signal' when 't' then 'timeout' when 'x' then 'taken' when 'g' then 'children' when 'c' then 'cancelled' end
+$$;

@@ -1,0 +1,89 @@
+-- grant: worker
+
+-- Begin to gather the results of jobs: record the checkpoint and return the number of the gather.
+-- forebay.gather_children_v1() enqueues the jobs, in the same transaction.
+--
+-- Parameters:
+--   p_no, p_name, p_key  of the checkpoint of the parent `p_job_id`
+--   p_children           how many jobs
+--
+-- Errors: JQ010 the lease is closed, JQ019 another checkpoint has this number.
+-- Transaction: any.
+-- Locks: the lease (KEY SHARE), until the transaction ends.
+--
+-- Inside: Invariant "one checkpoint, one number": children exist with the checkpoint that names them.
+-- pages: 30
+create function forebay.gather_v1(
+    p_lease_id bigint, p_job_id bigint, p_group_id bigint, p_no integer, p_name text, p_key text, p_children integer)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+declare
+    v_id constant bigint := forebay._random_name();
+begin
+    if (forebay.record_steps_v1(p_lease_id, jsonb_build_array(jsonb_build_object(
+            'job_id', p_job_id, 'group_id', p_group_id, 'no', p_no, 'kind', 'g', 'name', p_name, 'key', p_key,
+            'value', jsonb_build_object('gather', v_id::text, 'children', p_children)))))[1] <> 'recorded' then
+        raise exception using errcode = 'JQ019',
+            message = format('checkpoint %s of job %s is there already', p_no, p_job_id),
+            detail = jsonb_build_object('lease', p_lease_id),
+            hint = 'Another attempt of the job has continued. This call changed nothing.';
+    end if;
+    insert into forebay.gather (gather_id, job_id, group_id, no, name, children, begun_at)
+    values (v_id, p_job_id, p_group_id, p_no, p_name, p_children, forebay._now());
+    return v_id;
+end
+$$;
+
+
+-- Enqueue children of a gather. `p_jobs` is as for forebay.enqueue_many(); a child has no unique
+-- key, since it could belong to another job.
+--
+-- Parameters: `p_first`, which child the first job is, from 1.
+--
+-- Errors: those of forebay.enqueue_many(). Roll the transaction back.
+-- Transaction: that of forebay.gather_v1().
+-- pages: 60 + 8 a job
+create function forebay.gather_children_v1(p_gather_id bigint, p_first integer, p_jobs jsonb) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+declare
+    v_parent forebay.gather;
+    v_ids    bigint[];
+begin
+    select g.* into strict v_parent from forebay.gather g where g.gather_id = p_gather_id;
+    select e.ids into v_ids from forebay._enqueue_json((
+        select jsonb_agg(j.value || jsonb_build_object(
+                   'unique_as', 'none',
+                   'headers', coalesce(nullif(j.value -> 'headers', 'null'), '{}') || jsonb_build_object(
+                       'forebay-parent', jsonb_build_object('gather', p_gather_id::text, 'nr', p_first + j.nr - 1, 'job', v_parent.job_id)::text))
+               order by j.nr)
+        from jsonb_array_elements(p_jobs) with ordinality j (value, nr)), 'child') e;
+    insert into forebay.gather_part (gather_id, first_nr, job_ids)
+    select p_gather_id, p_first + i, v_ids[i + 1 : i + 200] from generate_series(0, cardinality(v_ids) - 1, 200) i;
+end
+$$;
+
+
+-- How the children of a gather ended, in order; null for one that has not.
+--
+-- Columns: `nr`, `job_id`, `outcome` (done, dead, cancelled; null: not ended), `value`, `problem`.
+-- pages: 20 + 2 a job
+create function forebay.gathered_v1(p_gather_id bigint)
+returns table (nr integer, job_id bigint, outcome text, value text, problem text)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select p.first_nr + i.place::integer - 1, coalesce(e.job_id, i.job_id),
+           case e.outcome when 'd' then 'done' when 'c' then 'cancelled' when 'x' then 'dead' end, e.value::text, e.problem
+    from forebay.gather_part p
+    cross join lateral unnest(p.job_ids) with ordinality i (job_id, place)
+    left join lateral (select g.* from forebay.gather_end g
+                       where g.gather_id = p.gather_id and g.nr = p.first_nr + i.place - 1 order by g.job_id desc limit 1) e on true
+    where p.gather_id = p_gather_id
+    order by 1
+$$;

@@ -1,0 +1,95 @@
+-- grant: worker
+
+-- The checkpoints of a job in a group, in order, for a handler that begins.
+--
+-- Columns:
+--   no          its place, from 1
+--   kind        as in the view `forebay.code`
+--   name, key   of the checkpoint; key null: it has only a name
+--   value       what the step returned, as JSON; null for nothing
+--   at, age     when it was recorded, and how many seconds ago, by the clock of the database
+-- pages: 10 + 1 a job
+create function forebay.steps_v1(p_job_id bigint, p_group_id bigint)
+returns table (no integer, kind text, name text, key text, value text, at timestamptz, age double precision)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select s.no, s.kind::text, s.name, s.key, s.value::text, s.at, extract(epoch from forebay._now() - s.at)::double precision
+    from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id order by s.no
+$$;
+
+
+-- Record checkpoints of running jobs. `p_steps` is an array of objects with `job_id`, `group_id`,
+-- `no`, `kind`, `name`, and as needed `key` and `value`. Returns a status for each, in order.
+--
+-- Statuses:
+--   recorded  it was written
+--   repeated  the same checkpoint was there: the answer to an earlier call was lost
+--   refused   another checkpoint has its number: another attempt of the job has continued
+--
+-- Parameters: `p_with_effects`, the transaction has effects of a step: a revocation waits for it.
+--
+-- Errors: JQ010 the lease is closed.
+-- Transaction: any. In the transaction of a step, its effects and the checkpoint are one commit.
+-- Locks: with effects the lease (KEY SHARE), until the transaction ends.
+--
+-- Inside: Invariants "single holder": a revocation waits for a transaction with effects, or it is
+-- refused; and "one checkpoint, one number". A checkpoint alone needs no lock: one that is committed
+-- after a revocation is of a step that has run, and if the next attempt has not read it, the number
+-- refuses one of the two.
+-- pages: 20 + 8 a job
+create function forebay.record_steps_v1(p_lease_id bigint, p_steps jsonb, p_with_effects boolean default true) returns text[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: hot
+as $$
+begin
+    if p_with_effects then
+        perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share;
+    else
+        perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null;
+    end if;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            detail = jsonb_build_object('lease', p_lease_id),
+            hint = 'Its jobs were given to other workers; this checkpoint was not recorded.';
+    end if;
+    return forebay._record_steps(p_steps);
+end
+$$;
+
+
+-- Append checkpoints, and say which were written.
+--
+-- Not "on conflict", which writes another record of the log for each row. So two writers of one number at the same moment meet an error of
+-- the primary key; called again, it sees the row of the other one.
+create function forebay._record_steps(p_steps jsonb) returns text[]
+language plpgsql volatile
+-- planner: hot
+as $$
+declare
+    v_new integer;
+begin
+    if pg_sequence_last_value('forebay.flow_seq') is null then
+        perform nextval('forebay.flow_seq');
+    end if;
+    insert into forebay.step (job_id, group_id, at, no, kind, name, key, value)
+    select i.job_id, i.group_id, forebay._now(), i.no, i.kind::"char", i.name, i.key, nullif(i.value, 'null')
+    from jsonb_to_recordset(p_steps) i (job_id bigint, group_id bigint, no integer, kind text, name text, key text, value jsonb)
+    where not exists (select from forebay.step s where s.job_id = i.job_id and s.group_id = i.group_id and s.no = i.no);
+    get diagnostics v_new = row_count;
+    if v_new = jsonb_array_length(p_steps) then
+        return array_fill('recorded'::text, array[v_new]);
+    end if;
+    return array(
+        select case when s.no is null then 'refused'
+                    when s.xmin::text = pg_current_xact_id()::xid::text then 'recorded'
+                    when s.kind = i.kind::"char" and s.name = i.name and s.key is not distinct from i.key
+                         and s.value is not distinct from nullif(i.value, 'null') then 'repeated' else 'refused' end
+        from jsonb_array_elements(p_steps) with ordinality e (value, nr)
+        cross join lateral jsonb_to_record(e.value) i (job_id bigint, group_id bigint, no integer, kind text, name text, key text, value jsonb)
+        left join lateral (select t.*, t.xmin from forebay.step t where t.job_id = i.job_id and t.group_id = i.group_id and t.no = i.no) s on true
+        order by e.nr);
+end
+$$;

@@ -1,0 +1,271 @@
+"""The checkpoints of a job while one attempt runs, and how the verbs of its handler are answered.
+
+A verb is a generator that asks for what it needs: to read or record checkpoints, or to call a
+function. Coroutine handlers answer on the event loop, plain handlers in their threads; so both have
+one implementation.
+
+Invariants: docs/design/flows.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.errors import (
+    DatabaseUnavailable,
+    JobCancelled,
+    LeaseLost,
+    StepRefused,
+    StepTooLarge,
+    UnknownBatch,
+    shown,
+)
+from forebay.ops.flows import Checkpoint, FlowEnd, NewStep
+from forebay.ops.protocol import Ended
+from forebay.worker.run._step_calls import StepCall
+from forebay.worker.run._step_values import (
+    FLOW_BYTES_MOST,
+    STEPS_MOST,
+    Json,
+    checked_key,
+    shown_step,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from forebay.worker.run._step_store import StepStore
+    from forebay.worker.run.call import Call
+
+
+class Unwound(BaseException):
+    """Ends an attempt from within a step; no handler should catch it.
+
+    Attributes:
+        step: name of the step.
+        ended: how the attempt ends; None: it is lost, and nothing is settled.
+    """
+
+    def __init__(self, step: str, ended: Ended | None) -> None:
+        super().__init__(f"step {step!r} ends the attempt; do not catch BaseException")
+        self.step = step
+        self.ended = ended
+
+
+class Flow:
+    """The checkpoints of a job while one attempt runs.
+
+    Attributes:
+        progressed: whether this attempt has recorded a checkpoint; then attempts are counted anew.
+        unwound: what ended the attempt; None while it runs.
+    """
+
+    def __init__(self, store: StepStore, call: Call) -> None:
+        (self.held,) = call.helds
+        self.store = store
+        self.call = call
+        self.loop = call.task.get_loop()
+        self.progressed = False
+        self.unwound: Unwound | None = None
+        self._found: dict[tuple[str, str | None], Checkpoint] | None = None
+        self._asked: set[tuple[str, str | None]] = set()
+        self._next = 1
+        self._bytes = 0
+        self._open = 0
+
+    def forgotten(self) -> list[str]:
+        """Return the names of the recorded steps that the handler has not asked for."""
+        return sorted({name for name, _ in (self._found or {}).keys() - self._asked})
+
+    # --- what each verb does ---
+
+    def load(self) -> Generator[Any, Any, dict[tuple[str, str | None], Checkpoint]]:
+        """Read the checkpoints, once in an attempt."""
+        if self._found is None:
+            read = yield functools.partial(self.store.steps, self.held)
+            if self._found is None:  # Two verbs may have asked at once.
+                self._found = {(step.name, step.key): step for step in read}
+                self._next = max((step.no for step in read), default=0) + 1
+                self._bytes = sum(len(step.value or "") for step in read)
+        return self._found
+
+    def find(
+        self, name: str, key: object, also: tuple[str, ...] = ()
+    ) -> Generator[Any, Any, Checkpoint | None]:
+        """Return what is recorded for a step, and note that it was asked for.
+
+        Raises:
+            JobCancelled: the job was cancelled while this step waited.
+        """
+        text = checked_key(name, key)
+        found = yield from self.load()
+        for each in (name, *also):
+            if (each, text) in found:
+                self._note_asked(name, text)
+                self._asked.add((each, text))
+                if found[each, text].kind == "c":
+                    where = f"while step {each!r} waited"
+                    raise JobCancelled(self.held.row.job_id, reason=where)
+                return found[each, text]
+        self._note_asked(name, text)
+        return None
+
+    def _note_asked(self, name: str, key: str | None) -> None:
+        if (name, key) in self._asked:
+            raise StepRefused(
+                shown_step(name, key),
+                "has this name a second time in one attempt",
+                hint="Give each step another name, or a key: ctx.step(name, ..., key=line.id).",
+            )
+        self._asked.add((name, key))
+
+    def new(self, kind: str, name: str, key: object, value: Json) -> NewStep:
+        """Return a checkpoint to record, with the next number; ``find`` has checked its name.
+
+        Raises:
+            StepTooLarge: the flow has too many, or they are too large.
+        """
+        text = text_of(key)
+        if self._next > STEPS_MOST:
+            raise StepTooLarge(
+                shown_step(name, text),
+                f"the flow has {STEPS_MOST} checkpoints, the most",
+            )
+        self._bytes += 0 if value is msgspec.UNSET else len(bytes(value))
+        if self._bytes > FLOW_BYTES_MOST:
+            problem = f"the results of the flow have more than {FLOW_BYTES_MOST} bytes as JSON"
+            raise StepTooLarge(shown_step(name, text), problem)
+        step = NewStep(
+            self.held.row.job_id, self.held.lane.group_id, self._next, kind, name, text, value
+        )
+        self._next += 1
+        return step
+
+    def keep(self, step: NewStep) -> Checkpoint:
+        """Remember a checkpoint that is recorded."""
+        self._progress()
+        value = None if step.value is msgspec.UNSET else bytes(step.value).decode()
+        kept_step = Checkpoint(
+            step.no, step.kind, step.name, step.key, value, datetime.now(UTC), 0.0
+        )
+        assert self._found is not None
+        self._found[step.name, step.key] = kept_step
+        return kept_step
+
+    def keep_found(self, step: Checkpoint) -> None:
+        """Remember a checkpoint that the database made."""
+        self._progress()
+        self._next = max(self._next, step.no + 1)
+        assert self._found is not None
+        self._found[step.name, step.key] = step
+
+    def _progress(self) -> None:
+        if not self.progressed:
+            self.progressed = True
+            self.call.restart_attempts()
+
+    def give_back(self, step: NewStep) -> None:
+        """Use the number of a checkpoint again that was not recorded."""
+        if step.no == self._next - 1:
+            self._next -= 1
+
+    def record(
+        self, kind: str, name: str, key: object, value: Json
+    ) -> Generator[Any, Any, Checkpoint]:
+        """Record a checkpoint."""
+        step = self.new(kind, name, key, value)
+        status = yield functools.partial(self.store.record, self.held, step)
+        if status == "refused":
+            raise self.end(name, Ended(0, "released"))
+        return self.keep(step)
+
+    def end(self, name: str, ended: Ended | None) -> Unwound:
+        """Return the exception that ends this attempt."""
+        if ended is not None and self.progressed and isinstance(ended.attempts, msgspec.UnsetType):
+            ended.attempts = 0
+        self.unwound = Unwound(name, ended)
+        return self.unwound
+
+    def park(self, name: str, flow: FlowEnd) -> Unwound:
+        """Return the exception that gives the slot back until the flow may continue."""
+        if self._open > 1:
+            raise StepRefused(
+                name,
+                "gives the slot back while another step of the job runs",
+                hint="Await the other steps first; wait, sleep and gather run alone.",
+            )
+        for step in flow.steps:
+            self.keep(step)
+        return self.end(name, Ended(0, "snoozed", flow=flow))
+
+    # --- the ways to answer ---
+
+    @contextlib.contextmanager
+    def _verb(self, name: object) -> Iterator[None]:
+        if self.unwound is not None:
+            raise self.unwound
+        self._open += 1
+        try:
+            yield
+        except (LeaseLost, UnknownBatch):
+            raise self.end(shown(name), None) from None
+        except DatabaseUnavailable:
+            raise self.end(shown(name), Ended(0, "released", after=1.0)) from None
+        finally:
+            self._open -= 1
+
+    def answer(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
+        """Run a verb in the thread of a plain handler."""
+        with self._verb(name):
+            turn = _Turn(verb)
+            while turn.proceeds():
+                try:
+                    if isinstance(turn.asked, StepCall):
+                        turn.reply = turn.asked.here()
+                    else:
+                        future = asyncio.run_coroutine_threadsafe(turn.asked(), self.loop)
+                        turn.reply = future.result()
+                except BaseException as raised:
+                    turn.error = raised
+            return turn.result
+
+    async def answer_async(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
+        """Run a verb on the event loop of a coroutine handler."""
+        with self._verb(name):
+            turn = _Turn(verb)
+            while turn.proceeds():
+                try:
+                    turn.reply = await turn.asked()
+                except BaseException as raised:
+                    turn.error = raised
+            return turn.result
+
+
+class _Turn:
+    """A verb under way: what it asks for, the reply or error that it gets, and its result."""
+
+    def __init__(self, verb: Generator[Any, Any, Any]) -> None:
+        self._verb = verb
+        self.asked: Any = None
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.result: Any = None
+
+    def proceeds(self) -> bool:
+        """Give the verb the answer; return whether it asks again, and has no result yet."""
+        reply, error = self.reply, self.error
+        self.reply = self.error = None
+        try:
+            self.asked = self._verb.send(reply) if error is None else self._verb.throw(error)
+        except StopIteration as end:
+            self.result = end.value
+            return False
+        return True

@@ -1,0 +1,103 @@
+"""The function that a step calls, perhaps in a transaction that also records the step."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from forebay.arguments.results import gives_coroutine, ran
+from forebay.forks import end_if_copy
+from forebay.ops import flows
+from forebay.policy.error_text import calls_handlers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.model.context import Step
+    from forebay.ops.flows import NewStep, StepStatus
+    from forebay.worker.run._transactions import HandlerTransactions
+    from forebay.worker.run.call import Call
+
+
+class CheckpointRefused(BaseException):
+    """Another attempt has recorded this checkpoint: roll the transaction back."""
+
+
+class StepCall:
+    """Calls the function of a step.
+
+    Args:
+        call: the call of the handler.
+        transactions: gives connections.
+        asked: the function and its arguments.
+        made: makes the checkpoint of the result; None: it is not called in a transaction.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        transactions: HandlerTransactions,
+        asked: Step,
+        made: Callable[[Any], NewStep] | None,
+    ) -> None:
+        self._call = call
+        self._transactions = transactions
+        self._asked = asked
+        self._made = made
+
+    @calls_handlers
+    def here(self) -> Any:
+        """Call it in this thread; return its result, or the checkpoint that is committed."""
+        if self._made is None:
+            return self._plainly(())
+        with self._transactions.plain_connections().connection() as connection:
+            self._call.connection = connection.raw
+            try:
+                with connection.transaction():
+                    step = self._made(self._plainly((connection.given,)))
+                    self._check(connection.settle(self._recording(step)))
+            finally:
+                self._call.connection = None
+        return step
+
+    async def __call__(self) -> Any:
+        """Call it for a coroutine handler: a plain function in a thread."""
+        if not gives_coroutine(self._asked.function):
+            return await asyncio.to_thread(self.here)
+        if self._made is None:
+            return await self._awaited(())
+        async with self._transactions.coroutine_connections().connection() as connection:
+            self._call.connection = connection.raw
+            try:
+                async with connection.transaction():
+                    step = self._made(await self._awaited((connection.given,)))
+                    self._check(await connection.settle(self._recording(step)))
+            finally:
+                self._call.connection = None
+        return step
+
+    @calls_handlers
+    def _plainly(self, before: tuple[Any, ...]) -> Any:
+        asked = self._asked
+        try:
+            result = asked.function(*before, *asked.args, **asked.named)
+            return ran(result, self._call.kind.name)
+        finally:
+            end_if_copy()
+
+    @calls_handlers
+    async def _awaited(self, before: tuple[Any, ...]) -> Any:
+        asked = self._asked
+        try:
+            result = await asked.function(*before, *asked.args, **asked.named)
+            return ran(result, self._call.kind.name)
+        finally:
+            end_if_copy()
+
+    def _recording(self, step: NewStep) -> Any:
+        return flows.record(self._call.helds[0].lease.lease_id, [step], with_effects=True)
+
+    @staticmethod
+    def _check(statuses: list[StepStatus]) -> None:
+        if statuses != ["recorded"]:
+            raise CheckpointRefused

@@ -1,0 +1,212 @@
+"""Names, keys, times and results of steps: checked, encoded and decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.arguments.results import decode_result, result_type
+from forebay.errors import (
+    ConfigError,
+    InvalidJob,
+    StepChanged,
+    StepFailed,
+    StepRefused,
+    StepTooLarge,
+    shown,
+)
+from forebay.model import checks
+from forebay.ops.flows import Checkpoint, FlowEnd, signal_key
+from forebay.ops.results import kept
+from forebay.policy.retry import RetryPolicy, as_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.ops.enqueue import Call as JobCall
+
+#: Checkpoints of a flow, bytes of one as JSON, and of all: each attempt reads them.
+STEPS_MOST: Final = 10_000
+STEP_BYTES_MOST: Final = 1_048_576
+FLOW_BYTES_MOST: Final = 16_777_216
+
+#: Jobs of one gather.
+CHILDREN_MOST: Final = 100_000
+
+_NAME_MOST: Final = 200
+
+#: The result of a step as JSON; unset for None.
+Json = msgspec.Raw | msgspec.UnsetType
+
+
+def item_key(name: str, key: Callable[[Any], object], item: Any) -> str:
+    """Return the key of an item of a loop as text."""
+    found = key(item)
+    if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+        raise StepRefused(name, f"has a key that is no text and no whole number: {shown(found)}")
+    return str(found)
+
+
+def checked_key(name: object, key: object) -> str | None:
+    """Return the key of a step as text.
+
+    Raises:
+        StepRefused: name or key cannot be used.
+    """
+    for what, value in (("name", name), ("key", key)):
+        if value is None and what == "key":
+            continue
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if not isinstance(text, str) or (what == "name" and not isinstance(value, str)):
+            raise StepRefused(shown(name), f"has a {what} that is no text: {shown(value)}")
+        if not 1 <= len(text) <= _NAME_MOST or any(
+            ord(sign) < 32 or ord(sign) == 127 for sign in text
+        ):
+            raise StepRefused(
+                text[:40],
+                f"has a {what} of {len(text)} characters, or with control characters;"
+                f" 1 to {_NAME_MOST} are possible",
+            )
+    return text_of(key)
+
+
+def text_of(key: object) -> str | None:
+    """Return the key of a step as text; None for none."""
+    return None if key is None else str(key)
+
+
+def shown_step(name: str, key: str | None) -> str:
+    """Return a step as errors name it."""
+    return name if key is None else f"{name}[{key}]"
+
+
+def checked_signal_key(name: str, key: object) -> str:
+    """Return the key of a signal as text."""
+    try:
+        return signal_key(key)
+    except InvalidJob as error:
+        raise StepRefused(name, f"waits for a {error.field} that {error.problem}") from None
+
+
+def policy_of(name: str, retry: object, default: RetryPolicy) -> RetryPolicy:
+    """Return how a step is retried."""
+    if retry is None:
+        return default
+    try:
+        policy = as_policy(retry)
+    except ConfigError as error:
+        raise StepRefused(name, f"has a retry policy that is refused: {error}") from error
+    if not isinstance(policy, RetryPolicy):
+        raise StepRefused(name, f"has retry={shown(retry)}, which is no RetryPolicy")
+    return policy
+
+
+def type_of(name: str, function: Callable[..., Any]) -> Any:
+    """Return the type that a function declares for its result; Any for none."""
+    try:
+        return result_type(function, name)
+    except (ConfigError, TypeError, ValueError):
+        return Any
+
+
+def encoded(step: str, result: Any) -> Json:
+    """Return the result of a step as JSON."""
+    if result is None:
+        return msgspec.UNSET
+    found = kept(result, 0)
+    if isinstance(found.value, msgspec.UnsetType):
+        problem = str(found.problem).replace("what the handler returned", "its result")
+        raise (
+            StepTooLarge(step, problem)
+            if "bytes" in problem
+            else StepRefused(
+                step, f"cannot be recorded: {problem}", hint="Return what JSON can hold."
+            )
+        )
+    size = len(bytes(found.value))
+    if size > STEP_BYTES_MOST:
+        raise StepTooLarge(step, f"its result has {size} bytes, the limit is {STEP_BYTES_MOST}")
+    return found.value
+
+
+def result_of(found: Checkpoint, as_type: Any) -> Any:
+    """Return what a checkpoint of a step says, or raise its failure."""
+    name = shown_step(found.name, found.key)
+    if found.kind == "f":
+        facts = msgspec.json.decode(found.value or "{}")
+        raise StepFailed(name, facts.get("type", "?"), facts.get("message", ""))
+    return decoded(name, found.value, as_type)
+
+
+def decoded(step: str, value: str | None, as_type: Any) -> Any:
+    """Return a recorded value in a type."""
+    try:
+        return decode_result(value or "null", as_type)
+    except ConfigError:
+        return msgspec.json.decode(value or "null")
+    except ValueError as error:
+        expected = getattr(as_type, "__name__", str(as_type))
+        raise StepChanged(step, expected, str(error).replace("\n", " ")[:300]) from error
+
+
+def time_of(
+    name: str, delay: float | timedelta | None, until: datetime | None
+) -> tuple[float | None, datetime | None]:
+    """Return a delay in seconds, or an instant."""
+    if (delay is None) == (until is None):
+        raise StepRefused(name, "takes a delay or until=, one of them")
+    try:
+        if until is not None:
+            return None, checks.checked_instant(until, "until")
+        return checks.checked_seconds(delay, "delay"), None
+    except InvalidJob as error:
+        raise StepRefused(name, f"has a {error.field} that {error.problem}") from None
+
+
+def seconds_left(found: Checkpoint, began: dict[str, Any]) -> float:
+    """Return how long a sleep lasts from now on, by the clock of the database."""
+    if "until" in began:
+        now = found.at + timedelta(seconds=found.age)
+        return (datetime.fromisoformat(began["until"]) - now).total_seconds()
+    return float(began["seconds"]) - found.age
+
+
+def until_in(flow: FlowEnd, began: dict[str, Any], left: float) -> FlowEnd:
+    """Note in the end of an attempt when a sleep is over."""
+    if "until" in began:
+        flow.until = began["until"]
+    else:
+        flow.after = left
+    return flow
+
+
+def calls_of(name: str, calls: Iterable[Any], correlation_id: str | None) -> list[JobCall]:
+    """Return the jobs to gather, checked, with the correlation id of their parent."""
+    from forebay.ops.enqueue import Call  # noqa: PLC0415 - most workers gather nothing
+
+    if not isinstance(calls, Iterable):
+        raise StepRefused(name, f"gathers {shown(calls)}, which is no list of calls")
+    given: list[JobCall] = []
+    for call in calls:
+        if not isinstance(call, Call):
+            raise StepRefused(
+                name,
+                f"gathers {shown(call)}, which is no call",
+                hint="Use handler.calls(items), or a list of handler.call(...).",
+            )
+        if call.options.unique is not None:
+            raise StepRefused(
+                name,
+                f"gathers a job of kind {call.kind} with a unique key",
+                hint="The key could belong to a job that is no child. Use using(unique=None).",
+            )
+        if correlation_id is not None and call.options.correlation_id is None:
+            options = call.options.merged(correlation_id=correlation_id)
+            call = msgspec.structs.replace(call, options=options)  # noqa: PLW2901
+        if len(given) == CHILDREN_MOST:
+            raise StepTooLarge(name, f"it gathers more than {CHILDREN_MOST} jobs")
+        given.append(call)
+    return given

@@ -1,0 +1,101 @@
+"""The command line shows flows, sends them signals, and lets them go on."""
+
+import json
+
+import pytest
+
+import forebay as library
+from tests.support.engine import one, state
+from tests.support.fix_worker import run_until_idle
+
+pytestmark = pytest.mark.anyio
+
+
+# --- signals ---
+
+
+async def test_a_signal_of_the_command_line_wakes_its_flow(forebay, app, conn, monkeypatch):
+    """
+    The wait returns the payload, an argument or from stdin; the answer says whether it was kept.
+    """
+    seen = []
+
+    @app.job()
+    async def work(ctx: library.Context, n: int) -> None:
+        seen.append(await ctx.wait("approval", key=n))
+
+    job = work.enqueue(conn, 7)
+    await run_until_idle(app)
+    answer = forebay("signal", "approval", "7", "--payload", '{"by": "Ada"}')
+    assert (answer.code, answer.out) == (0, "sent signal approval with key 7\n")
+    again = forebay("signal", "approval", "7")
+    assert again.code == 1
+    assert "waits to be taken already" in again.err
+    await run_until_idle(app)
+    assert seen == [{"by": "Ada"}]
+    assert state(conn, job) == "done"
+    answer = forebay("signal", "approval", "8", "--json").json
+    assert answer == {"name": "approval", "key": "8", "sent": True}
+    answer = forebay("signal", "approval", "8", "--json")
+    assert (answer.code, answer.json["sent"]) == (1, False)
+    assert one(conn, "select count(*) from forebay.signal where payload is null") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["approval"], "KEY"),
+        (["", "7"], "name"),
+        (["approval", ""], "key"),
+        (["approval", "a\nb"], "key"),
+        (["approval", "7", "--payload", "{"], "payload"),
+        (["x" * 201, "7"], "name"),
+    ],
+)
+def test_a_signal_that_cannot_be_sent_is_wrong_usage(forebay, conn, arguments, named):
+    """
+    It names the value, and nothing is written.
+    """
+    answer = forebay("signal", *arguments)
+    assert answer.code == 2
+    assert named in answer.err
+    assert "Traceback" not in answer.err
+    assert one(conn, "select count(*) from forebay.signal") == 0
+
+
+def test_a_client_sends_a_signal_in_a_transaction(database, conn):
+    """
+    With a connection it is there after the commit; without one at once.
+    """
+    client = library.Client(database)
+    with conn.transaction(force_rollback=True):
+        assert client.signal(conn, "approval", 7)
+    assert client.signal(None, "approval", 7, {"a": 1})
+    assert not client.signal(None, "approval", 7)
+    assert json.dumps(one(conn, "select payload from forebay.signal")) == '{"a": 1}'
+
+
+# --- rewind ---
+
+
+async def test_the_command_line_rewinds_a_flow(forebay, app, conn):
+    """
+    A dry run counts the steps; a step that is not there is wrong usage.
+    """
+
+    @app.job()
+    async def work(ctx: library.Context) -> None:
+        await ctx.step("charge", int, key="a")
+        await ctx.wait("approval")
+
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    planned = forebay("jobs", "rewind", job, "--from", "charge=a", "--dry-run", "--json").json
+    assert planned == {
+        "group": "default", "state": "scheduled", "kept": 0, "dropped": 2, "children": 0
+    }  # fmt: skip
+    assert forebay("jobs", "rewind", job, "--from", "charge").code == 2
+    assert forebay("jobs", "rewind", job, "--from", "=a").code == 2
+    answer = forebay("jobs", "rewind", job, "--from", "charge=a")
+    assert (answer.code, answer.out) == (0, f"job {job} continues from step charge=a\n")
+    assert one(conn, "select count(*) from forebay.step") == 0

@@ -1,0 +1,572 @@
+"""What could make a flow's promises false: names, sizes, types, changed code, handlers that catch
+too much, verbs at once, other waiters, dead children.
+"""
+
+import asyncio
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import forebay
+from forebay import RetryPolicy
+from forebay.errors import ChildrenDied, JobDied, StepChanged, StepFailed, StepRefused, WaitTaken
+from tests.support.engine import one, shift_clock, state
+from tests.support.fix_worker import run_retries
+
+pytestmark = pytest.mark.anyio
+
+SOON = RetryPolicy(max_attempts=3, strategy="fixed", base_seconds=0.001, jitter=False)
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def last_error(conn, job_id):
+    query = "select errors -> -1 from forebay.dead_letter where job_id = %s"
+    return one(conn, query, job_id)
+
+
+@dataclasses.dataclass
+class Paid:
+    amount: int
+
+
+async def a_flow(app, conn, body, **options):
+    """Run a coroutine handler with this body; return the job's id."""
+
+    @app.job(retry=SOON, **options)
+    async def work(ctx: forebay.Context) -> None:
+        await body(ctx)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    return job
+
+
+async def test_a_name_twice_in_an_attempt_is_refused(app, conn):
+    """The job dies at once, and the error names the step and the way out."""
+
+    async def body(ctx):
+        await ctx.step("same", int)
+        await ctx.step("same", int)
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "dead"
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "same" in error["message"]
+    assert error["attempt"] == 1
+
+
+async def test_keys_tell_steps_of_one_name_apart(app, conn):
+    """Also a whole number and its text are one key, since both are one text."""
+    seen = []
+
+    async def body(ctx):
+        seen.extend([await ctx.step("same", int, n, key=n) for n in range(3)])
+
+    job = await a_flow(app, conn, body)
+    assert (state(conn, job), seen) == ("done", [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda ctx: ctx.step("", int),
+        lambda ctx: ctx.step("a" * 201, int),
+        lambda ctx: ctx.step("a\nb", int),
+        lambda ctx: ctx.step(7, int),
+        lambda ctx: ctx.step("a", int, key=1.5),
+        lambda ctx: ctx.step("a", 7),
+        lambda ctx: ctx.step("a", int, retry="often"),
+        lambda ctx: ctx.sleep("a"),
+        lambda ctx: ctx.sleep("a", -1),
+        lambda ctx: ctx.sleep("a", until=datetime(2030, 1, 1)),  # noqa: DTZ001
+        lambda ctx: ctx.sleep("a", "soon"),
+        lambda ctx: ctx.wait("a", key=1.5),
+        lambda ctx: ctx.wait("a", timeout="soon"),
+        lambda ctx: ctx.gather("a", [7]),
+        lambda ctx: ctx.gather("a", 7),
+        lambda ctx: ctx.gather("a", [], on_dead="no"),
+        lambda ctx: ctx.step("a", object),
+        lambda ctx: ctx.step("a", int, also="b"),
+        lambda ctx: ctx.step("a", int, also=7),
+    ],
+)
+async def test_bad_values_are_refused_by_the_name_of_the_step(app, conn, step):
+    """No attempt is wasted on them, and nothing is recorded."""
+
+    async def body(ctx):
+        await step(ctx)
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "dead"
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused", error
+    assert error["attempt"] == 1
+    assert one(conn, "select count(*) from forebay.step") == 0
+
+
+async def test_a_result_that_is_too_large_is_no_retry_loop(app, conn):
+    """The error names the step and its size."""
+
+    async def body(ctx):
+        await ctx.step("big", lambda: "x" * 1_100_000)
+
+    job = await a_flow(app, conn, body)
+    error = last_error(conn, job)
+    assert (error["type"], error["attempt"]) == ("forebay.errors.StepTooLarge", 1)
+    assert "'big'" in error["message"]
+
+
+async def test_a_result_has_the_type_that_its_function_declares(app, conn):
+    """Also in the first attempt: it has passed through JSON."""
+    seen = []
+
+    def pay() -> Paid:
+        return Paid(7)
+
+    def when() -> datetime:
+        return datetime(2030, 1, 2, tzinfo=UTC)
+
+    async def body(ctx):
+        seen.append((await ctx.step("pay", pay), await ctx.step("when", when)))
+        if len(seen) == 1:
+            raise ValueError
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "done"
+    assert seen == [(Paid(7), datetime(2030, 1, 2, tzinfo=UTC))] * 2
+
+
+async def test_a_changed_type_is_told_by_step_and_types(app, conn):
+    """A deploy that changed what the function returns."""
+    functions = [lambda: "seven"]
+
+    def pay() -> int:
+        return 8
+
+    async def body(ctx):
+        await ctx.step("pay", functions[0])
+        functions[0] = pay
+        raise ValueError
+
+    job = await a_flow(app, conn, body)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepChanged"
+    assert "'pay'" in error["message"]
+    assert "int" in error["message"]
+
+
+async def test_steps_are_inserted_removed_and_renamed_between_attempts(app, conn):
+    """A flow in progress goes on with the code that is there."""
+    seen = []
+
+    async def body(ctx):
+        if not seen:
+            seen.append(await ctx.step("one", lambda: "1"))
+            seen.append(await ctx.step("two", lambda: "2"))
+            raise ValueError
+        seen.append(await ctx.step("zero", lambda: "0"))
+        assert await ctx.done("one")
+        assert not await ctx.done("three")
+        seen.append(await ctx.step("zwei", lambda: "new", also=["two"]))
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "done"
+    assert seen == ["1", "2", "0", "2"]
+
+
+async def test_steps_that_are_not_asked_for_any_more_are_told(app, conn, caplog):
+    """Once, when the flow has ended."""
+    calls = []
+
+    async def body(ctx):
+        if not calls:
+            calls.append(1)
+            await ctx.step("old", int)
+            raise ValueError
+        await ctx.step("new", int)
+
+    await a_flow(app, conn, body)
+    (record,) = [each for each in caplog.records if "did not ask" in each.getMessage()]
+    assert "old" in record.getMessage()
+    assert "new" not in record.getMessage()
+
+
+@pytest.mark.parametrize("swallow", ["and go on", "and raise"])
+async def test_a_handler_that_swallows_the_parking_fails(app, conn, swallow):
+    """With an error that names the verb; nothing that it does then is recorded."""
+
+    async def body(ctx):
+        try:
+            await ctx.sleep("a while", 60)
+        except BaseException:
+            if swallow == "and raise":
+                raise ValueError from None
+        with pytest.raises(BaseException, match="a while"):
+            await ctx.step("more", int)
+
+    job = await a_flow(app, conn, body)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.ParkingSwallowed"
+    assert "'a while'" in error["message"]
+    assert one(conn, "select count(*) from forebay.step") == 0
+
+
+async def test_finally_runs_at_each_park(app, conn):
+    """And except Exception does not catch it."""
+    seen = []
+
+    async def body(ctx):
+        try:
+            await ctx.wait("go")
+        except Exception:
+            seen.append("caught")
+        finally:
+            seen.append("finally")
+
+    job = await a_flow(app, conn, body)
+    assert seen == ["finally"]
+    forebay.signal(conn, "go", job)
+    await run_retries(app, conn)
+    assert seen == ["finally", "finally"]
+    assert state(conn, job) == "done"
+
+
+async def test_steps_may_run_at_once(app, conn):
+    """Each has a checkpoint; a retry asks for both."""
+    seen = []
+
+    async def slow(n: int) -> int:
+        await asyncio.sleep(0)
+        return n
+
+    async def body(ctx):
+        both = await asyncio.gather(*(ctx.step("n", slow, n, key=n) for n in range(20)))
+        seen.append(both)
+        if len(seen) == 1:
+            raise ValueError
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "done"
+    assert seen == [list(range(20))] * 2
+    assert one(conn, "select count(*) from forebay.step") == 20
+
+
+async def test_parking_beside_another_step_is_refused(app, conn):
+    """By name: the other step would be cut off."""
+
+    async def body(ctx):
+        gate = asyncio.Event()
+        other = asyncio.ensure_future(ctx.step("slow", gate.wait))
+        await asyncio.sleep(0)
+        try:
+            await ctx.sleep("nap", 60)
+        finally:
+            gate.set()
+            await asyncio.gather(other, return_exceptions=True)
+
+    job = await a_flow(app, conn, body)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "'nap'" in error["message"]
+
+
+@pytest.mark.parametrize("sort", ["batch", "transaction", "by hand"])
+async def test_handlers_that_cannot_have_steps_are_told_so(app, conn, sort):
+    """Batch handlers, handlers in one transaction, and contexts without a worker."""
+    if sort == "by hand":
+        with pytest.raises(StepRefused, match="needs a worker"):
+            forebay.Context(job=None).step("a", int)
+        return
+    if sort == "batch":
+
+        @app.batch_job(retry=ONCE)
+        async def work(ctx: forebay.Context, items: list[dict[str, int]]) -> None:
+            await ctx.step("a", int)
+    else:
+
+        @app.job(retry=ONCE, transaction=True)
+        async def work(ctx: forebay.Context, n: int) -> None:
+            await ctx.step("a", int)
+
+    job = work.enqueue(conn, n=1)
+    await run_retries(app, conn)
+    assert last_error(conn, job)["type"] == "forebay.errors.StepRefused"
+
+
+async def test_a_second_flow_for_a_signal_is_told_whose_it_is(app, conn):
+    """The first one keeps its wait; when that has ended, another may wait."""
+    seen = []
+
+    @app.job(retry=ONCE)
+    async def work(ctx: forebay.Context) -> None:
+        try:
+            await ctx.wait("go", key="k")
+        except WaitTaken as error:
+            seen.append(error.job_id)
+
+    first = work.enqueue(conn)
+    await run_retries(app, conn)
+    second = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert seen == [first]
+    assert (state(conn, first), state(conn, second)) == ("scheduled", "done")
+    one(conn, "select forebay.cancel(%s)", first)
+    await run_retries(app, conn)
+    third = work.enqueue(conn)
+    await run_retries(app, conn)
+    forebay.signal(conn, "go", "k")
+    await run_retries(app, conn)
+    assert seen == [first]
+    assert state(conn, third) == "done"
+
+
+async def test_waits_with_one_name_in_a_job(app, conn):
+    """Each takes a signal of its own key."""
+    seen = []
+
+    async def body(ctx):
+        for n in range(3):
+            answer = await ctx.wait("go", key=f"k{n}", step_key=n, as_type=int)
+            seen.append(answer)
+
+    job = await a_flow(app, conn, body)
+    for n in (2, 0, 1):
+        forebay.signal(conn, "go", f"k{n}", n)
+        await run_retries(app, conn)
+    assert seen[-3:] == [0, 1, 2]
+    assert state(conn, job) == "done"
+
+
+@pytest.mark.parametrize("on_dead", ["raise", "collect"])
+async def test_dead_children(app, conn, on_dead):
+    """They end the gather too: with an error, or in their places among the results."""
+    seen = []
+
+    @app.job(retry=ONCE)
+    async def child(n: int) -> int:
+        if n == 1:
+            raise ValueError(n)
+        return n
+
+    async def body(ctx):
+        try:
+            seen.append(await ctx.gather("all", child.calls(range(3)), on_dead=on_dead))
+        except ChildrenDied as error:
+            seen.append((error.died, error.children))
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "done"
+    if on_dead == "raise":
+        assert seen == [(1, 3)]
+    else:
+        ((zero, died, two),) = seen
+        assert (zero, two) == (0, 2)
+        assert isinstance(died, JobDied)
+        assert died.job_id is not None
+
+
+async def test_children_of_children(app, conn):
+    """A child may gather too."""
+    seen = []
+
+    @app.job
+    async def leaf(n: int) -> int:
+        return n
+
+    @app.job
+    async def branch(ctx: forebay.Context, n: int) -> int:
+        return sum(await ctx.gather("leaves", leaf.calls([n, n, n])))
+
+    async def body(ctx):
+        seen.append(await ctx.gather("branches", branch.calls([1, 2, 3])))
+
+    job = await a_flow(app, conn, body)
+    assert (state(conn, job), seen) == ("done", [[3, 6, 9]])
+
+
+@pytest.mark.parametrize("sort", ["batch", "transaction", "thread", "process of a result"])
+async def test_children_of_every_sort_report_their_end(app, conn, sort):
+    """Whatever way their jobs are settled."""
+    seen = []
+    if sort == "batch":
+
+        @app.batch_job(size=10)
+        async def child(items: list[dict[str, int]]) -> None:
+            """Do nothing."""
+    elif sort == "transaction":
+
+        @app.job(transaction=True)
+        def child(ctx: forebay.Context, item: int) -> int:
+            return item
+    elif sort == "thread":
+
+        @app.job
+        def child(item: int) -> int:
+            return item
+    else:
+
+        @app.job(keep_result=True, on_done="after")
+        async def child(item: int) -> int:
+            return item
+
+        @app.job
+        async def after(job_id: int, outcome: str) -> None:
+            """Do nothing."""
+
+    async def body(ctx):
+        seen.append(await ctx.gather("all", child.calls({"item": n} for n in range(25))))
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "done"
+    assert seen == [[None] * 25 if sort == "batch" else list(range(25))]
+
+
+async def test_no_jobs_to_gather(app, conn):
+    """An empty list, without parking, and for good."""
+    seen = []
+
+    async def body(ctx):
+        seen.append(await ctx.gather("none", []))
+
+    job = await a_flow(app, conn, body)
+    assert (state(conn, job), seen) == ("done", [[]])
+
+
+async def test_a_gather_is_refused_as_a_whole(app, conn):
+    """A queue that is full, or a key: no child is left, and the error reaches the handler."""
+
+    @app.job(queue="full")
+    async def child(n: int) -> None:
+        """Do nothing."""
+
+    one(conn, "select forebay.limit_queue('full', max_waiting => 2)")
+    seen = []
+
+    async def body(ctx):
+        try:
+            await ctx.gather("all", child.calls(range(5)))
+        except forebay.errors.QueueFull as error:
+            seen.append(error.queue)
+
+    job = await a_flow(app, conn, body)
+    assert (state(conn, job), seen) == ("done", ["full"])
+    assert one(conn, "select count(*) from forebay.gather") == 0
+
+
+async def test_a_redriven_flow_keeps_its_results_and_forgets_its_failure(app, conn):
+    """The failed step is tried again, the others are not."""
+    calls = []
+
+    def charge() -> str:
+        calls.append("charge")
+        return "paid"
+
+    def ship() -> None:
+        calls.append("ship")
+        if len(calls) < 5:
+            raise OSError
+
+    async def body(ctx):
+        await ctx.step("charge", charge)
+        await ctx.step("ship", ship)
+
+    job = await a_flow(app, conn, body)
+    assert calls == ["charge", "ship", "ship", "ship"]
+    assert state(conn, job) == "dead"
+    assert last_error(conn, job)["type"] == "forebay.errors.StepFailed"
+    new = one(conn, "select forebay.redrive(min(dead_id)) from forebay.dead_letter")
+    await run_retries(app, conn)
+    assert calls == ["charge", "ship", "ship", "ship", "ship"]
+    assert state(conn, new) == "done"
+
+
+async def test_attempts_are_counted_from_the_last_checkpoint(app, conn):
+    """A flow with more failures than attempts in all ends well, if no step has so many."""
+    tries = {}
+
+    def shaky(n: int) -> int:
+        tries[n] = tries.get(n, 0) + 1
+        if tries[n] < 3:
+            raise OSError
+        return n
+
+    async def body(ctx):
+        for n in range(4):
+            await ctx.step("n", shaky, n, key=n)
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "done"
+    assert tries == dict.fromkeys(range(4), 3)
+
+
+async def test_the_expiry_is_of_the_start(app, conn):
+    """A flow that has begun does not expire while it sleeps."""
+
+    @app.job
+    async def work(ctx: forebay.Context) -> None:
+        await ctx.sleep("long", timedelta(days=100))
+
+    job = work.using(expires_in=60).enqueue(conn)
+    await run_retries(app, conn)
+    shift_clock(conn, 101 * 86400)
+    await run_retries(app, conn)
+    assert state(conn, job) == "done"
+
+
+async def test_step_failed_tells_the_last_error(app, conn):
+    """A policy of the step counts, not that of the kind."""
+    seen = []
+
+    def no() -> None:
+        seen.append("try")
+        raise LookupError("gone")
+
+    async def body(ctx):
+        try:
+            await ctx.step("no", no, retry=RetryPolicy(max_attempts=1))
+        except StepFailed as error:
+            seen.append((error.step, error.error_type, error.error_message))
+
+    job = await a_flow(app, conn, body)
+    assert seen == ["try", ("no", "LookupError", "gone")]
+    assert state(conn, job) == "done"
+
+
+def test_errors_of_flows_say_what_to_do():
+    """Each has a hint that can be followed in the code."""
+    assert StepChanged("a", "int", "no").hint
+    assert ChildrenDied("a", 1, 2, 3).hint
+
+
+async def test_a_task_group_may_wrap_what_ends_an_attempt(app, conn):
+    """A step that fails beside another one is tried again, as it is without a group."""
+    tries = []
+
+    def shaky() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError
+        return 2
+
+    async def body(ctx):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.step("a", int))
+            group.create_task(ctx.step("b", shaky))
+
+    job = await a_flow(app, conn, body)
+    assert (state(conn, job), len(tries)) == ("done", 2)
+
+
+async def test_two_parks_in_a_task_group_are_refused_at_once(app, conn):
+    """The refusal is found in the group: no attempt is wasted."""
+
+    async def body(ctx):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.sleep("one", 60))
+            group.create_task(ctx.sleep("two", 60))
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "dead"
+    assert last_error(conn, job)["attempt"] == 1

@@ -1,0 +1,162 @@
+"""What people see of flows: their steps, what they wait for, and what redaction leaves."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+import forebay
+from tests.support.engine import one, state
+from tests.support.fix_worker import run_until_idle
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_steps_of_a_parked_flow_and_its_wait_are_seen(app, conn, database):
+    """
+    SQL, Python and the explanation name the steps, their sizes, and the signal that wakes the flow;
+    a flow that waits without a limit is due at no time. Values are there on request only.
+    """
+
+    @app.job()
+    async def work(ctx: forebay.Context, n: int) -> None:
+        await ctx.step("charge", lambda: {"paid": n})
+        await ctx.wait("approval", key=n)
+
+    job = work.enqueue(conn, 42)
+    await run_until_idle(app)
+    client = forebay.Client(database)
+    (flow,) = client.flow(job)
+    assert [(step.no, step.kind, step.title) for step in flow.steps] == [
+        (1, "step", "charge"),
+        (2, "wait", "approval"),
+    ]
+    assert flow.steps[0].bytes == len('{"paid": 42}')
+    assert flow.steps[0].value is None
+    assert (flow.waits_for, flow.step, flow.signal_name, flow.signal_key) == (
+        "signal", "approval", "approval", "42",
+    )  # fmt: skip
+    assert flow.until is None
+    assert flow.since is not None
+    assert client.flow(job, values=True)[0].steps[0].value == {"paid": 42}
+    (status,) = client.job(job)
+    assert (status.state, status.run_at, status.expires_at) == ("scheduled", None, None)
+    (listed,) = client.jobs()
+    assert listed.run_at is None
+    (why,) = client.explain(job)
+    assert why.cause == "flow"
+    assert "step approval waits for signal approval with key 42" in why.answer
+    assert why.hint == "forebay signal approval 42 wakes it."
+    found = client.where(job)
+    assert found.flows[0].waits_for == "signal"
+    assert found.next_steps["default"] == "its handler continues when that is over"
+
+
+async def test_a_sleep_and_a_gather_are_seen(app, conn, database):
+    """
+    Until when it sleeps; how many children have ended, and the first that died.
+    """
+
+    @app.job()
+    async def sleeper(ctx: forebay.Context) -> None:
+        await ctx.sleep("a while", timedelta(days=40))
+
+    @app.job(queue="elsewhere", retry=forebay.RetryPolicy(max_attempts=1))
+    async def child(n: int) -> int:
+        raise ValueError(n)
+
+    @app.job()
+    async def parent(ctx: forebay.Context) -> None:
+        await ctx.gather("parts", child.calls([1, 2]))
+
+    asleep, gathers = sleeper.enqueue(conn), parent.enqueue(conn)
+    # The second child is for another queue, which no worker serves.
+    await run_until_idle(app, queue="default")
+    client = forebay.Client(database)
+    (flow,) = client.flow(asleep)
+    assert flow.waits_for == "sleep"
+    assert flow.until - flow.since == timedelta(days=40)
+    assert "sleeps for another 4" in client.explain(asleep)[0].answer
+    (flow,) = client.flow(gathers)
+    assert (flow.waits_for, flow.children, flow.ended, flow.first_dead) == ("children", 2, 0, None)
+    assert "waits for 2 jobs, of which 0 have ended" in client.explain(gathers)[0].answer
+
+
+async def test_the_command_line_shows_steps(app, conn, database, monkeypatch, capsys):
+    """
+    ``jobs show``, ``jobs list`` and ``where`` name the steps and the wait.
+    """
+    from forebay.cli import run
+
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    @app.job()
+    async def work(ctx: forebay.Context) -> None:
+        await ctx.step("charge", lambda: {"card": "4711"}, key="a")
+        await ctx.wait("approval")
+
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    capsys.readouterr()
+    assert run(["jobs", "show", str(job)]) == 0
+    shown = capsys.readouterr().out
+    assert "charge[a]" in shown
+    assert "step approval waits for signal approval" in shown
+    assert "4711" not in shown
+    assert "21" not in [word[:2] for word in shown.split() if word.startswith("21")]
+    assert run(["jobs", "show", str(job), "--values"]) == 0
+    assert "4711" in capsys.readouterr().out
+    assert run(["jobs", "show", str(job), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["flow"]["signal_key"] == str(job)
+    assert "value" not in found["flow"]["steps"][0]
+    assert run(["jobs", "list"]) == 0
+    assert "due when woken" in capsys.readouterr().out
+    assert run(["where", str(job)]) == 0
+    assert "2, the newest: approval (wait)" in capsys.readouterr().out
+
+
+async def test_redaction_erases_what_flows_have_recorded(app, conn):
+    """
+    Values of steps, payloads of signals and what children returned: of jobs that have ended.
+    """
+
+    @app.job(queue="mail")
+    async def child(n: int) -> dict[str, str]:
+        return {"secret": "child"}
+
+    @app.job(queue="mail")
+    async def ends(ctx: forebay.Context) -> None:
+        await ctx.step("charge", lambda: {"secret": "step"})
+        await ctx.wait("approval", key="k")
+        await ctx.gather("parts", child.calls([1, 2]))
+
+    @app.job(queue="mail")
+    async def waits(ctx: forebay.Context) -> None:
+        await ctx.step("charge", lambda: {"secret": "kept"})
+        await ctx.wait("approval", key="other")
+
+    forebay.signal(conn, "approval", "k", {"secret": "payload"})
+    ended, waiting = ends.enqueue(conn), waits.enqueue(conn)
+    await run_until_idle(app)
+    assert state(conn, ended) == "done"
+    after, seen = None, 0
+    for _ in range(100):
+        redacted, after = conn.execute(
+            "select redacted, next from forebay.redact_queue('mail', after => %s)",
+            [None if after is None else json.dumps(after)],
+        ).fetchone()
+        seen += redacted
+        if after is None:
+            break
+    texts = one(
+        conn,
+        "select concat((select string_agg(s::text, ' ') from forebay.step s where job_id <> %s),"
+        " (select string_agg(e::text, ' ') from forebay.gather_end e))",
+        waiting,
+    )
+    assert "secret" not in texts
+    assert "redacted" in texts
+    kept = "select value ->> 'secret' from forebay.step where job_id = %s and name = 'charge'"
+    assert one(conn, kept, waiting) == "kept"
