@@ -24,6 +24,13 @@ from forebay._error import (
     facts_in,
     shown,
 )
+from forebay._endpoint_errors import (
+    EndpointDisabled,
+    EndpointError,
+    EndpointExists,
+    EndpointInUse,
+    EndpointNotFound,
+)
 from forebay._flow_errors import (
     ChildrenDied,
     FlowError,
@@ -381,43 +388,6 @@ class GroupInUse(ForebayError, kw_only=True):
     group: str
 
 
-class EndpointError(ForebayError):
-    """An endpoint cannot be used or changed as requested."""
-
-    template = "endpoint {endpoint!r}"
-    endpoint: str | None
-
-
-class EndpointNotFound(EndpointError):
-    """No endpoint has the name."""
-
-    sqlstate = "JQ050"
-    template = "endpoint {endpoint!r} not found"
-
-
-class EndpointExists(EndpointError):
-    """An endpoint has the name already."""
-
-    sqlstate = "JQ051"
-    template = "endpoint {endpoint!r} exists already"
-
-
-class EndpointDisabled(EndpointError):
-    """The endpoint is disabled: nothing is sent to it, and nothing was written."""
-
-    sqlstate = "JQ052"
-    template = "endpoint {endpoint!r} is disabled[: {why}]"
-    why: str | None = None  # as the operator, or the rule that disabled it, said
-
-
-class EndpointInUse(EndpointError):
-    """Deliveries wait for the endpoint that should be dropped."""
-
-    sqlstate = "JQ053"
-    template = "endpoint {endpoint!r} has {waiting} waiting deliveries"
-    waiting: int | None = None
-
-
 class DeadLetterError(ForebayError):
     """A dead letter cannot be redriven or shown."""
 
@@ -565,6 +535,7 @@ class WorkerLost(HandlerError):
 
 
 for _cls in (
+    EndpointDisabled, EndpointError, EndpointExists, EndpointInUse, EndpointNotFound,
     ChildrenDied, FlowError, ParkingSwallowed, StepChanged, StepFailed, StepRefused, StepTooLarge,
     WaitTaken, WaitTimeout,
 ):  # fmt: skip

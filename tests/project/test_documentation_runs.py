@@ -135,7 +135,10 @@ def run_page(file, database, environment, redis_url, tmp_path, monkeypatch) -> N
                 raise BlockError(f"{block}: {type(error).__name__}: {error}") from error
     finally:
         for name in set(sys.modules) - loaded:
-            if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            module = sys.modules[name]
+            # A folder without __init__.py is a module without a file.
+            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+            if any(str(place).startswith(str(tmp_path)) for place in places):
                 del sys.modules[name]
 
 
