@@ -243,7 +243,7 @@ class Context:
 
     # --- steps ---
 
-    def forget_steps(self) -> None:
+    def _forget_steps(self) -> None:
         """Let go of what the steps of the attempt refer to; called by the worker at its end."""
         self._verbs = None
 

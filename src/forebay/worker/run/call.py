@@ -111,7 +111,7 @@ class Call(msgspec.Struct, eq=False, weakref=True):
         if self.flow is not None:
             self.flow = None
             if self.context is not None:
-                self.context.forget_steps()
+                self.context._forget_steps()
 
     def cancel_timers(self) -> None:
         """Cancel the timeouts of the call."""
