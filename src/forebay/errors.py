@@ -14,6 +14,13 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
+from forebay._endpoint_errors import (
+    EndpointDisabled,
+    EndpointError,
+    EndpointExists,
+    EndpointInUse,
+    EndpointNotFound,
+)
 from forebay._error import (
     ForebayError,
     OutcomeRefused,
@@ -23,13 +30,6 @@ from forebay._error import (
     SubjectNotFound,
     facts_in,
     shown,
-)
-from forebay._endpoint_errors import (
-    EndpointDisabled,
-    EndpointError,
-    EndpointExists,
-    EndpointInUse,
-    EndpointNotFound,
 )
 from forebay._flow_errors import (
     ChildrenDied,
