@@ -2,6 +2,7 @@
 retries.
 """
 
+import html
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -172,6 +173,71 @@ def test_running_workers_are_listed(send_welcome):
         assert "default@test" in text
         assert "selected" not in text
         assert admin.post("/admin/forebay/worker/", {"chosen": ["x"]}).status_code == 403
+
+
+def test_alerts_are_measured_when_someone_looks(send_welcome):
+    """
+    Too many jobs wait: the page tells it, though nothing has checked the alerts.
+    """
+    Client().set_threshold("waiting_most", 1, queue="mail", conn=connection)
+    with Reader(app.dsn, queue="mail") as reader:
+        for number in range(3):
+            send_welcome.enqueue(connection, user_id=number)
+        reader.claim_ready(1)
+    admin = browser(is_superuser=True)
+    text = page(admin.get("/admin/forebay/alert/"))
+    assert "A2 mail warning" in text
+    assert "add workers for queue mail" in text
+    assert admin.post("/admin/forebay/alert/", {"chosen": ["x"]}).status_code == 403
+
+
+def test_endpoints_are_listed_disabled_enabled_and_tried_again(send_welcome):
+    """
+    With their health; who may only view changes nothing.
+    """
+    from django.contrib.auth.models import Permission, User
+
+    Client().create_endpoint("crm", "http", {"url": "https://crm.example.org/in"}, conn=connection)
+    admin = browser(is_superuser=True)
+    where = "/admin/forebay/endpoint/"
+    text = page(admin.get(where))
+    assert "crm" in text
+    assert "active" in text
+    for verb, done in (("Disable", "disabled"), ("Enable", "enabled"), ("Close breaker", "tried")):
+        answer = admin.post(where, {"chosen": ["crm"], "verb": verb}, follow=True)
+        assert f"1 endpoint {done}" in page(answer)
+    answer = admin.post(where, {"chosen": ["x"], "verb": "Enable"}, follow=True)
+    assert "not found" in page(answer)
+    reader = browser("reader")
+    user = User.objects.get(username="reader")
+    user.user_permissions.set(Permission.objects.filter(codename="view_endpoint"))
+    assert "crm" in page(reader.get(where))
+    assert reader.post(where, {"chosen": ["crm"], "verb": "Disable"}).status_code == 403
+
+
+def test_keys_are_listed_paused_and_resumed(send_welcome):
+    """
+    A key may hold any characters; the event log names who paused it.
+    """
+    name = 'a/"b" <i>'
+    with Reader(app.dsn, queue="mail") as reader:
+        for number in range(2):
+            send_welcome.using(limit_key=name).enqueue(connection, user_id=number)
+        Client().limit_key("mail", name, concurrency=1, conn=connection)
+        while reader.claim_ready(10).jobs:
+            pass  # A claim that meets the second job finds that it waits for the first.
+        admin = browser(is_superuser=True)
+        where = "/admin/forebay/key/"
+        assert "&lt;i&gt;" in admin.get(where).content.decode()
+        chosen = re.search(r'name="chosen" value="([^"]*)"', admin.get(where).content.decode())[1]
+        for verb, done in (("Pause", "paused"), ("Resume", "resumed")):
+            posted = {"chosen": [html.unescape(chosen)], "verb": verb}
+            assert f"1 key {done}" in page(admin.post(where, posted, follow=True))
+    text = page(admin.get("/admin/forebay/event/"))
+    assert "keys.resume" in text
+    assert "django ann" in text
+    assert "keys.pause" in page(admin.get("/admin/forebay/event/?act=keys.pause"))
+    assert "Invalid filter" in page(admin.get("/admin/forebay/event/?until=x"))
 
 
 def test_schedules_are_listed_paused_and_run(send_welcome):

@@ -226,6 +226,32 @@ class LogAdmin(admin.ModelAdmin):
         return str(reverse(name, args=[number], current_app=self.admin_site.name))
 
 
+class ListAdmin(LogAdmin):
+    """A list that has all its entries on one page; an entry has no page."""
+
+    has_pages = False
+
+    def get_urls(self) -> list[Any]:
+        """Omit the page of one entry."""
+        return [url for url in super().get_urls() if url.name.endswith("_changelist")]
+
+    def place(self, row: Any) -> Any:
+        """Return nothing: the page has all entries."""
+
+    def detail(self, number: Any) -> tuple[str, bool, list[Any]]:
+        """Refuse: an entry has no page."""
+        raise JobNotFound(number)
+
+    def key(self, text: str) -> Any:
+        """Return the name of an entry."""
+        return text
+
+    def act(self, key: Any, verb: str, value: str) -> str:
+        """Refuse: most lists are only read."""
+        del value
+        raise InvalidJob(verb, f"is not possible for {self.opts.verbose_name} {key}")
+
+
 def client(method: str, *args: Any, **kwargs: Any) -> Any:
     """Call a method of the client on the connection of the request."""
     call: Callable[..., Any] = getattr(Client(), method)

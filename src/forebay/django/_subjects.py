@@ -8,24 +8,19 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from forebay.django._admin_base import PAGE, LogAdmin, call_of, client, short
-from forebay.errors import JobNotFound
+from forebay.django._admin_base import PAGE, ListAdmin, call_of, client, short
 from forebay.model.subjects import SUBJECT_STATES
 
 #: Colours of states, by the states of jobs.
 _COLOURS = {"completed": "done", "killed": "cancelled"}
 
 
-class SubjectAdmin(LogAdmin):
+class SubjectAdmin(ListAdmin):
     """Subjects of a queue, in the order of their names."""
 
     filters = {"queue": None, "state": list(SUBJECT_STATES), "after": None}  # noqa: RUF012
     heads = ("Subject", "State", "Call", "Queue", "Due", "Last run", "Iterations", "Reason")
     verbs = {"Kill": "killed", "Revive": "revived", "Drop": "dropped"}  # noqa: RUF012
-
-    def get_urls(self) -> list[Any]:
-        """Omit the page of one subject: its runs are jobs."""
-        return [url for url in super().get_urls() if url.name.endswith("_changelist")]
 
     def known_choices(self) -> dict[str, Sequence[str] | None]:
         """Return the queues that have subjects."""
@@ -42,9 +37,6 @@ class SubjectAdmin(LogAdmin):
             if len(found) < PAGE:
                 found += client("subjects", each, limit=PAGE - len(found), **filters)
         return found
-
-    def place(self, row: Any) -> Any:
-        """Return nothing: the filter ``after`` leads to the next page."""
 
     def row(self, row: Any) -> dict[str, Any]:
         """Return the cells of a subject."""
@@ -70,14 +62,6 @@ class SubjectAdmin(LogAdmin):
                 short(row.reason or ""),
             ],
         }
-
-    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
-        """Refuse: a subject has no page."""
-        raise JobNotFound(number)
-
-    def key(self, text: str) -> str:
-        """Return queue and name of a subject."""
-        return text
 
     def act(self, key: str, verb: str, value: str) -> str:
         """Kill, revive or drop a subject; return what became of it."""

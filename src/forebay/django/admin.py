@@ -1,9 +1,9 @@
-"""Jobs, dead letters, queues, workers and schedules in Django's admin: read, cancel, retry,
-pause, resume and run.
+"""Jobs, dead letters, queues, workers, schedules and what else an operator looks at in Django's
+admin: read, cancel, retry, pause, resume and run.
 
 The pages use the same operations as the command line: newest first and bounded; only the page of
 queues counts jobs. The permission "view" allows reading; "change" allows cancelling jobs, retrying
-dead letters, pausing queues and schedules, and running schedules.
+dead letters, pausing queues, keys and schedules, running schedules, and enabling endpoints.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from django.urls import reverse
 from forebay.db.drivers import run
 from forebay.django._admin_base import (
     PAGE,
+    ListAdmin,
     LogAdmin,
     attempt_of,
     call_of,
@@ -38,9 +39,21 @@ from forebay.django._app import app
 from forebay.django._between import BetweenFilter
 from forebay.django._enqueue import Enqueue, EnqueueMixin
 from forebay.django._schedules import ScheduleAdmin
+from forebay.django._sights import AlertAdmin, EndpointAdmin, EventAdmin, KeyAdmin
 from forebay.django._subjects import SubjectAdmin
-from forebay.django.models import DeadLetter, Job, Queue, Schedule, Subject, Worker
-from forebay.errors import ForebayError, InvalidJob, JobNotFound
+from forebay.django.models import (
+    Alert,
+    DeadLetter,
+    Endpoint,
+    Event,
+    Job,
+    Key,
+    Queue,
+    Schedule,
+    Subject,
+    Worker,
+)
+from forebay.errors import ForebayError, JobNotFound
 from forebay.model import JobState
 from forebay.model.change import ChangeResult, JobFilter
 from forebay.model.text import human_bytes
@@ -312,7 +325,7 @@ class DeadLetterAdmin(LogAdmin):
 
 
 @admin.register(Queue)
-class QueueAdmin(LogAdmin):
+class QueueAdmin(ListAdmin):
     """Queues with the numbers of their jobs by state, for each consumer group."""
 
     heads = (
@@ -320,11 +333,6 @@ class QueueAdmin(LogAdmin):
         "Retrying", "Done", "Failed", "Dead", "Last claim",
     )  # fmt: skip
     verbs = {"Pause": "paused", "Resume": "resumed"}  # noqa: RUF012
-    has_pages = False
-
-    def get_urls(self) -> list[Any]:
-        """Omit the page of one queue: its jobs are a filter of the jobs."""
-        return [url for url in super().get_urls() if url.name.endswith("_changelist")]
 
     def newest(self, *, before: int | None, **filters: Any) -> Any:
         """Return all queues; this visits no job that just waits or has ended."""
@@ -333,9 +341,6 @@ class QueueAdmin(LogAdmin):
         for one in run(connections[app.alias], queue_overview()):
             found.setdefault((one.queue, one.group), []).append(one)
         return list(found.values())[: PAGE * 4]
-
-    def place(self, row: Any) -> Any:
-        """Return nothing: the page has all queues."""
 
     def row(self, row: list[QueueOverview]) -> dict[str, Any]:
         """Return the cells of a queue and group: the sums over its priorities."""
@@ -372,14 +377,6 @@ class QueueAdmin(LogAdmin):
             ],
         }
 
-    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
-        """Refuse: a queue has no page."""
-        raise JobNotFound(number)
-
-    def key(self, text: str) -> str:
-        """Return the name of a queue."""
-        return text
-
     def act(self, key: str, verb: str, value: str) -> str:
         """Pause or resume a queue, for all its groups."""
         del value
@@ -388,23 +385,15 @@ class QueueAdmin(LogAdmin):
 
 
 @admin.register(Worker)
-class WorkerAdmin(LogAdmin):
+class WorkerAdmin(ListAdmin):
     """Running workers."""
 
     heads = ("Worker", "Heartbeat", "Queues", "Running", "Slots", "Memory", "Version", "Started")
-    has_pages = False
-
-    def get_urls(self) -> list[Any]:
-        """Omit the page of one worker."""
-        return [url for url in super().get_urls() if url.name.endswith("_changelist")]
 
     def newest(self, *, before: int | None, **filters: Any) -> Any:
         """Return all workers."""
         del before, filters
         return client("workers", jobs=0)[: PAGE * 4]
-
-    def place(self, row: Any) -> Any:
-        """Return nothing: the page has all workers."""
 
     def row(self, row: Any) -> dict[str, Any]:
         """Return the cells of a worker."""
@@ -426,18 +415,13 @@ class WorkerAdmin(LogAdmin):
             ],
         }
 
-    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
-        """Refuse: a worker has no page."""
-        raise JobNotFound(number)
-
-    def act(self, key: Any, verb: str, value: str) -> str:
-        """Refuse: nothing is done with workers here."""
-        del value
-        raise InvalidJob(verb, f"is not possible for worker {key}")
-
 
 admin.site.register(Schedule, ScheduleAdmin)
 admin.site.register(Subject, SubjectAdmin)
+admin.site.register(Alert, AlertAdmin)
+admin.site.register(Endpoint, EndpointAdmin)
+admin.site.register(Key, KeyAdmin)
+admin.site.register(Event, EventAdmin)
 
 
 def known_choices() -> dict[str, Sequence[str] | None]:

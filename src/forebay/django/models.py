@@ -86,3 +86,61 @@ class Schedule(models.Model):
 
     def __str__(self) -> str:
         return f"schedule {self.name}"
+
+
+class Alert(models.Model):
+    """What is wrong now."""
+
+    name = models.CharField(primary_key=True, max_length=400)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"alert {self.name}"
+
+
+class Endpoint(models.Model):
+    """An endpoint.
+
+    The permission "change" allows enabling and disabling it, and closing its breaker.
+    """
+
+    name = models.CharField(primary_key=True, max_length=128)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view", "change")
+
+    def __str__(self) -> str:
+        return f"endpoint {self.name}"
+
+
+class Key(models.Model):
+    """An ordering key or limit key, as a JSON array of queue, sort and key.
+
+    The permission "change" allows pausing and resuming it.
+    """
+
+    name = models.CharField(primary_key=True, max_length=2000)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view", "change")
+
+    def __str__(self) -> str:
+        return f"key {self.name}"
+
+
+class Event(models.Model):
+    """What an operator did."""
+
+    event_id = models.BigIntegerField(primary_key=True)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"event {self.event_id}"

@@ -72,4 +72,24 @@ class Migration(migrations.Migration):
             ],
             options={"managed": False, "default_permissions": ("view", "change")},
         ),
+        migrations.CreateModel(
+            name="Alert",
+            fields=[("name", models.CharField(max_length=400, primary_key=True, serialize=False))],
+            options={"managed": False, "default_permissions": ("view",)},
+        ),
+        migrations.CreateModel(
+            name="Endpoint",
+            fields=[("name", models.CharField(max_length=128, primary_key=True, serialize=False))],
+            options={"managed": False, "default_permissions": ("view", "change")},
+        ),
+        migrations.CreateModel(
+            name="Key",
+            fields=[("name", models.CharField(max_length=2000, primary_key=True, serialize=False))],
+            options={"managed": False, "default_permissions": ("view", "change")},
+        ),
+        migrations.CreateModel(
+            name="Event",
+            fields=[("event_id", models.BigIntegerField(primary_key=True, serialize=False))],
+            options={"managed": False, "default_permissions": ("view",)},
+        ),
     ]
