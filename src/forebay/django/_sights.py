@@ -37,8 +37,10 @@ class AlertAdmin(ListAdmin):
     def newest(self, *, before: int | None, **filters: Any) -> list[Alert]:
         """Return the conditions that hold now."""
         del before, filters
-        found = alerts_of_all(run(connections[app.alias], measurements()))
-        return sorted(found, key=lambda one: (one.severity, one.code, one.place))[:_ROWS_MAX]
+        data = run(connections[app.alias], measurements())
+        return sorted(alerts_of_all(data), key=lambda one: (one.severity, one.code, one.place))[
+            :_ROWS_MAX
+        ]
 
     def row(self, row: Alert) -> dict[str, Any]:
         """Return the cells of an alert."""
