@@ -22,7 +22,7 @@ _GROUND = {"sql", "db", "ops", "model", "client", "app"}
 #: Folders of tests that run what documents and examples say.
 _READERS = {"project", "examples"}
 #: What tests of the worker's deeds under load and faults are about; they start it as a process.
-_OF_THE_WORKER = {"faults", "concurrency", "acceptance", "examples"}
+_OF_THE_WORKER = {"faults", "flows", "concurrency", "acceptance", "examples"}
 
 
 def main() -> None:

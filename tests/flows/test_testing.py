@@ -2,11 +2,14 @@
 
 from datetime import timedelta
 
+import pytest
+
 import forebay
 from forebay.testing import install_clock, run_until_idle
 from tests.support.engine import state
 
 
+@pytest.mark.usual("a clock is installed and moved by the owner of the schema")
 def test_a_flow_runs_to_its_end_at_once(app, conn, database):
     """Two weeks, a signal and children; without the signal it stays where it waits."""
     seen = []

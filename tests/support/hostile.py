@@ -15,6 +15,9 @@ _LOGINS = {
 #: run again, and no program that a handler uses survives other operators than those of the catalog.
 _OF_HANDLERS = {"search_path": "rogue, public", "default_transaction_isolation": "repeatable read"}
 
+#: Where each query is compiled, a call of many queries takes a busy machine longer than a second.
+_OF_OPERATORS = {"search_path": SEARCH_PATH, "statement_timeout": "15s"}
+
 
 class Hostile:
     """Makes databases for the row."""
@@ -27,9 +30,7 @@ class Hostile:
                     "select count(*) from pg_roles where rolname = %s", [login]
                 ).fetchone()[0]:
                     admin.execute(f"create role {login} login")
-                    chosen = (
-                        _OF_HANDLERS if login == "hostile_worker" else {"search_path": SEARCH_PATH}
-                    )
+                    chosen = _OF_HANDLERS if login == "hostile_worker" else _OF_OPERATORS
                     impose(admin, HOSTILE | chosen, f"role {login}")
         with connect(make_least(server, name)) as admin:
             for login, roles in _LOGINS.items():

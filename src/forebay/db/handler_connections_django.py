@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 #: Identifies one database while its server runs.
 _IDENTITY: Final = """\
-select d.oid::text || ' ' || extract(epoch from pg_postmaster_start_time())
-from pg_database d where d.datname = current_database()"""
+select d.oid::text operator(pg_catalog.||) ' '
+    operator(pg_catalog.||) extract(epoch from pg_postmaster_start_time())::text
+from pg_database d where d.datname operator(pg_catalog.=) current_database()"""
 
 
 def handler_connections(wanted: type, dsn: str, name: str, is_pooled: bool) -> Any:

@@ -39,7 +39,8 @@ select forebay.backfill_begin(
         token => %(token)s)"""
 
 _NEXT: Final = """\
-select (to_jsonb(n.*) || jsonb_build_object('backfill_id', %(backfill_id)s::bigint))::text
+select (to_jsonb(n.*) operator(pg_catalog.||)
+        jsonb_build_object('backfill_id', %(backfill_id)s::bigint))::text
 from forebay.backfill_next(%(backfill_id)s::bigint) n"""
 
 

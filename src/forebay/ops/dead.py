@@ -53,38 +53,45 @@ class DeadFilter(TypedDict, total=False):
 
 
 _LETTER: Final = """\
-select (to_jsonb(d) || jsonb_build_object(
+select (to_jsonb(d) operator(pg_catalog.||) jsonb_build_object(
     'group', g.name,
     'endpoint', case when d.queue operator(pg_catalog.=) 'forebay.deliver' then d.limit_key end,
-    'max_attempts', coalesce(d.max_attempts, (d.errors -> -1 ->> 'max_attempts')::integer),
-    'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end))::text
+    'max_attempts', coalesce(d.max_attempts,
+        (d.errors operator(pg_catalog.->) -1 operator(pg_catalog.->>) 'max_attempts')::integer),
+    'expires_at',
+    case when d.expires_at operator(pg_catalog.<) '9999-01-01' then d.expires_at end))::text
 from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group
-      union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
+      union all select group_id, name from forebay.closed_group) g
+    on g.group_id operator(pg_catalog.=) d.group_id"""
 
 # If no dead letter has the number, a job that died may have it: the error then names the job's dead
 # letters.
 _ONE: Final = f"""\
 {_LETTER}
-where d.dead_id = %(dead_id)s::bigint or d.job_id = %(dead_id)s::bigint
-order by d.dead_id <> %(dead_id)s::bigint, d.dead_id
+where d.dead_id operator(pg_catalog.=) %(dead_id)s::bigint
+   or d.job_id operator(pg_catalog.=) %(dead_id)s::bigint
+order by d.dead_id operator(pg_catalog.<>) %(dead_id)s::bigint, d.dead_id
 limit 20"""
 
 _MANY: Final = f"""\
 {_LETTER}
-where (%(queue)s::text is null or d.queue = %(queue)s)
-  and (%(kind)s::text is null or d.kind = %(kind)s)
-  and (%(reason)s::text is null or d.reason = %(reason)s)
-  and (%(tag)s::text is null or d.tag = %(tag)s)
-  and (%(group)s::text is null or g.name = %(group)s)
-  and (%(job_id)s::bigint is null or d.job_id = %(job_id)s)
-  and (%(cause)s::text is null or d.cause = %(cause)s)
+where (%(queue)s::text is null or d.queue operator(pg_catalog.=) %(queue)s)
+  and (%(kind)s::text is null or d.kind operator(pg_catalog.=) %(kind)s)
+  and (%(reason)s::text is null or d.reason operator(pg_catalog.=) %(reason)s)
+  and (%(tag)s::text is null or d.tag operator(pg_catalog.=) %(tag)s)
+  and (%(group)s::text is null or g.name operator(pg_catalog.=) %(group)s)
+  and (%(job_id)s::bigint is null or d.job_id operator(pg_catalog.=) %(job_id)s)
+  and (%(cause)s::text is null or d.cause operator(pg_catalog.=) %(cause)s)
   and (%(endpoint)s::text is null or d.queue operator(pg_catalog.=) 'forebay.deliver'
        and d.limit_key operator(pg_catalog.=) %(endpoint)s)
-  and (%(died_after)s::timestamptz is null or d.died_at >= %(died_after)s::timestamptz)
-  and (%(died_before)s::timestamptz is null or d.died_at < %(died_before)s::timestamptz)
-  and (%(redriven)s::boolean is null or (d.redriven_at is not null) = %(redriven)s)
-  and (%(before)s::bigint is null or d.dead_id < %(before)s)
+  and (%(died_after)s::timestamptz is null
+       or d.died_at operator(pg_catalog.>=) %(died_after)s::timestamptz)
+  and (%(died_before)s::timestamptz is null
+       or d.died_at operator(pg_catalog.<) %(died_before)s::timestamptz)
+  and (%(redriven)s::boolean is null
+       or (d.redriven_at is not null) operator(pg_catalog.=) %(redriven)s)
+  and (%(before)s::bigint is null or d.dead_id operator(pg_catalog.<) %(before)s)
 order by d.dead_id desc
 limit %(limit)s::integer"""
 

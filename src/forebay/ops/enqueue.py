@@ -50,9 +50,9 @@ select forebay.enqueue(
     delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
     expires_at => coalesce(%(expires_at)s::timestamptz,
         coalesce(%(run_at)s::timestamptz,
-                 clock_timestamp()
-                     + make_interval(secs => coalesce(%(delay)s::double precision, 0)))
-        + make_interval(secs => %(expires_in)s::double precision)),
+                 clock_timestamp() operator(pg_catalog.+)
+                     make_interval(secs => coalesce(%(delay)s::double precision, 0)))
+        operator(pg_catalog.+) make_interval(secs => %(expires_in)s::double precision)),
     {_named(KEPT_OPTION_NAMES)}, unique_as => %(unique_as)s::jsonb)"""
 
 #: With a unique key; also returns whether the job is new.

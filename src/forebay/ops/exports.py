@@ -26,23 +26,28 @@ from forebay.exports() e"""
 
 #: A row ``j`` of ``forebay.job`` with the members of ``ExportedJob``, from the joins below.
 _EXPORTED: Final = f"""\
-{STATUS} || jsonb_build_object(
+{STATUS} operator(pg_catalog.||) jsonb_build_object(
     'outcome', a.outcome, 'seconds', a.seconds, 'seconds_all', a.seconds_all,
-    'error_type', h.error ->> 'type', 'error', h.error ->> 'message', 'result', h.value)"""
+    'error_type', h.error operator(pg_catalog.->>) 'type',
+    'error', h.error operator(pg_catalog.->>) 'message', 'result', h.value)"""
 
 _ENDS: Final = """\
 cross join lateral (
     select (array_agg(t.outcome order by t.seq desc, t.attempt desc))[1] as outcome,
-           (array_agg(t.millis order by t.seq desc, t.attempt desc))[1] / 1000.0 as seconds,
-           sum(t.millis) / 1000.0 as seconds_all
+           (array_agg(t.millis order by t.seq desc, t.attempt desc))[1]
+               operator(pg_catalog./) 1000.0 as seconds,
+           sum(t.millis) operator(pg_catalog./) 1000.0 as seconds_all
     from forebay.job_attempts(j.job_id) t
-    where t.group_name = j.group_name and t.outcome is not null) a
+    where t.group_name operator(pg_catalog.=) j.group_name and t.outcome is not null) a
 cross join lateral (
-    select coalesce(nullif(max(h.errors::text)::jsonb, '[]'),
-                    (select d.errors from forebay.dead_letter d where d.dead_id = j.dead_id)) -> -1
-               as error,
+    select (case when max(h.errors::text) operator(pg_catalog.<>) '[]'
+                 then max(h.errors::text)::jsonb
+                 else (select d.errors from forebay.dead_letter d
+                       where d.dead_id operator(pg_catalog.=) j.dead_id) end)
+               operator(pg_catalog.->) -1 as error,
            max(h.value::text)::jsonb as value
-    from forebay.job_history(j.job_id) h where h.group_name = j.group_name) h"""
+    from forebay.job_history(j.job_id) h
+    where h.group_name operator(pg_catalog.=) j.group_name) h"""
 
 _FOUND: Final = f"""\
 select json_build_object(
@@ -60,7 +65,7 @@ from forebay.jobs_to_export(%(segment_id)s::bigint, %(first)s::bigint,
     %(last)s::bigint) with ordinality e (job_id, nr)
 cross join lateral forebay.job(e.job_id) j
 {_ENDS}
-where j.state in ('done', 'cancelled', 'expired', 'dead') order by e.nr"""
+where j.state operator(pg_catalog.=) any ('{{done,cancelled,expired,dead}}') order by e.nr"""
 
 
 def create_export(name: str, hold_hours: int) -> Operation[None]:

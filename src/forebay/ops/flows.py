@@ -118,7 +118,7 @@ def parent_of(headers: Any) -> _Parent | None:
 
 #: The steps of a job, one row for each group.
 FLOW: Final = """\
-select (to_jsonb(f) || jsonb_build_object('group', f.group_name))::text
+select (to_jsonb(f) operator(pg_catalog.||) jsonb_build_object('group', f.group_name))::text
 from forebay.flow(%(job_id)s::bigint) f"""
 
 

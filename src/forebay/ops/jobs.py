@@ -17,11 +17,13 @@ LIST_MAX: Final = 1000
 
 #: A row ``j`` of ``forebay.job`` with the members of ``JobStatus``.
 STATUS: Final = """\
-to_jsonb(j) || jsonb_build_object(
+to_jsonb(j) operator(pg_catalog.||) jsonb_build_object(
     'group', j.group_name,
     'endpoint', case when j.queue operator(pg_catalog.=) 'forebay.deliver' then j.limit_key end,
     'expires_at',
-    case when j.expires_at < j.enqueued_at + interval '90 years' then j.expires_at end)"""
+    case when j.expires_at
+              operator(pg_catalog.<) (j.enqueued_at operator(pg_catalog.+) interval '90 years')
+         then j.expires_at end)"""
 
 _JOB: Final = f"select ({STATUS})::text from forebay.job(%(job_id)s::bigint) j"
 

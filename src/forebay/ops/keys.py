@@ -19,7 +19,7 @@ from forebay.keys(only_queue => %(queue)s, most => %(most)s::integer) with ordin
 KEYS_MAX: Final = 1000
 
 _KEY: Final = """\
-select (to_jsonb(k) || jsonb_build_object('queue', %(queue)s::text))::text
+select (to_jsonb(k) operator(pg_catalog.||) jsonb_build_object('queue', %(queue)s::text))::text
 from forebay.key(
     queue => %(queue)s, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s) k
         order by k.group_name"""

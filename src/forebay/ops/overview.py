@@ -11,7 +11,8 @@ from forebay.ops.operation import Operation
 from forebay.ops.records import rows_as
 
 _QUEUES: Final = """\
-select (to_jsonb(d) || to_jsonb(x) || jsonb_build_object(
+select (to_jsonb(d) operator(pg_catalog.||) to_jsonb(x)
+    operator(pg_catalog.||) jsonb_build_object(
     'done', coalesce(t.done, 0), 'failed', coalesce(t.failed, 0), 'claimed_at', c.claimed_at,
         'paused_at', g.paused_at,
     'resume_at', g.resume_at))::text
@@ -20,22 +21,29 @@ left join (
     select s.queue, s.priority, s.group_name, sum(s.done)::bigint as done, sum(s.failed)::bigint
         as failed
     from forebay.stats(only_queue => %(queue)s) s group by s.queue, s.priority, s.group_name) t
-  on t.queue = d.queue and t.priority = d.priority and t.group_name = d.group_name
+  on t.queue operator(pg_catalog.=) d.queue and t.priority operator(pg_catalog.=) d.priority
+  and t.group_name operator(pg_catalog.=) d.group_name
 left join lateral (
-    select i.group_id, case when i.resume_at <= clock_timestamp() then null else i.paused_at end
-        as paused_at,
-           case when i.resume_at > clock_timestamp() then i.resume_at end as resume_at
-    from forebay.queue_group i where i.queue = d.queue and i.name = d.group_name) g on true
+    select i.group_id,
+           case when i.resume_at operator(pg_catalog.<=) clock_timestamp() then null
+                else i.paused_at end as paused_at,
+           case when i.resume_at operator(pg_catalog.>) clock_timestamp()
+                then i.resume_at end as resume_at
+    from forebay.queue_group i
+    where i.queue operator(pg_catalog.=) d.queue
+      and i.name operator(pg_catalog.=) d.group_name) g on true
 cross join lateral (
     select count(*) as dead from forebay.dead_letter l
-    where l.queue = d.queue and l.group_id = g.group_id and l.priority = d.priority
-      and l.redriven_at is null) x
+    where l.queue operator(pg_catalog.=) d.queue and l.group_id operator(pg_catalog.=) g.group_id
+      and l.priority operator(pg_catalog.=) d.priority and l.redriven_at is null) x
 left join lateral (
     select max(b.claimed_at) as claimed_at
     from (select distinct i.lane from forebay.lane i
-          where i.queue = d.queue and i.priority = d.priority) i
+          where i.queue operator(pg_catalog.=) d.queue
+            and i.priority operator(pg_catalog.=) d.priority) i
     cross join lateral (select b.claimed_at from forebay.batch b
-                        where b.group_id = g.group_id and b.lane = i.lane and b.lease_id is not null
+                        where b.group_id operator(pg_catalog.=) g.group_id
+                          and b.lane operator(pg_catalog.=) i.lane and b.lease_id is not null
                         order by b.no desc limit 1) b) c on true
 order by d.queue, d.priority, d.group_name"""
 
@@ -46,8 +54,9 @@ _NAMES: Final = """\
 with recursive q as (
     (select l.queue from forebay.lane l order by l.queue limit 1)
     union all
-    select (select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1)
-        from q where q.queue is not null)
+    select (select l.queue from forebay.lane l
+            where l.queue operator(pg_catalog.>) q.queue order by l.queue limit 1)
+    from q where q.queue is not null)
 select (select json_agg(q.queue) from q where q.queue is not null)::text,
        (select json_agg(distinct k.kind) from forebay.kind_queue k)::text"""
 

@@ -379,8 +379,10 @@ def producers_notify() -> Operation[bool]:
     See ``forebay._may_notify()``.
     """
     return Operation(
-        "select coalesce(nullif(current_setting('forebay.wakeup', true), '') = 'on',"
-        " current_setting('max_prepared_transactions') = '0')",
+        "select case when coalesce(s.wakeup, '') operator(pg_catalog.<>) ''"
+        " then s.wakeup operator(pg_catalog.=) 'on'"
+        " else current_setting('max_prepared_transactions') operator(pg_catalog.=) '0' end"
+        " from current_setting('forebay.wakeup', true) s (wakeup)",
         scalar,
     )
 

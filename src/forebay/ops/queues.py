@@ -54,7 +54,8 @@ _LIMITS: Final = (
     "json_build_object("
     + ", ".join(f"'{name}', l.{name}" for name in _LIMIT_TYPES if name != "max_waiting_group")
     + ", 'max_waiting_group', q.max_waiting_group))::text from forebay.limits(%(queue)s) l"
-    " left join forebay.queue_limits q on q.queue = l.queue order by l.queue, l.group_name"
+    " left join forebay.queue_limits q on q.queue operator(pg_catalog.=) l.queue"
+    " order by l.queue, l.group_name"
 )
 
 
@@ -201,7 +202,8 @@ def pause_queue(
     return Operation(
         "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s, until => "
         "coalesce(%(until)s::timestamptz,"
-        " clock_timestamp() + make_interval(secs => %(seconds)s::double precision)))",
+        " clock_timestamp() operator(pg_catalog.+)"
+        " make_interval(secs => %(seconds)s::double precision)))",
         number,
         {
             "queue": queue,

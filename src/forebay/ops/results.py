@@ -28,7 +28,7 @@ from forebay.result(%(job_id)s::bigint, %(group)s, %(wait)s::integer) r"""
 
 #: The history of a job, one row for each group.
 HISTORY: Final = """\
-select (to_jsonb(h) || jsonb_build_object(
+select (to_jsonb(h) operator(pg_catalog.||) jsonb_build_object(
     'group', h.group_name,
     'progress', case when h.recorded_at is not null then jsonb_build_object(
         'done', h.done, 'note', h.note, 'recorded_at', h.recorded_at) end,

@@ -232,8 +232,8 @@ def read_schedules(digest: str | None) -> Operation[Schedules]:
     """Return the call that reads the definitions, if they changed since a digest."""
     return Operation(
         (
-            "select to_json(r.server_time) #>> '{}', r.digest, r.schedules from "
-            "forebay.schedules_v1(%(digest)s::text) r"
+            "select to_json(r.server_time) operator(pg_catalog.#>>) '{}', r.digest, r.schedules"
+            " from forebay.schedules_v1(%(digest)s::text) r"
         ),
         _schedules,
         {"digest": digest},
@@ -245,7 +245,7 @@ def fire(
 ) -> Operation[Fired]:
     """Return the call that decides instants of a schedule."""
     return Operation(
-        "select f.status, f.enqueued, to_json(f.decided_to) #>> '{}' from "
+        "select f.status, f.enqueued, to_json(f.decided_to) operator(pg_catalog.#>>) '{}' from "
         "forebay.fire_v1(%(id)s::bigint, %(revision)s::integer,"
         " %(decided_to)s::timestamptz, %(instants)s::timestamptz[], %(older)s::timestamptz) f",
         _fired,

@@ -22,16 +22,19 @@ if TYPE_CHECKING:
 #: The facts about a job, one row for each group.
 EXPLAIN: Final = f"""\
 select json_build_object(
-    'facts', f.facts || jsonb_build_object('read_at', clock_timestamp())
-        || case when w.group_name is not null
-           then jsonb_build_object('flow', to_jsonb(w) - '{{steps,group_name}}'::text[]
-               || jsonb_build_object('group', w.group_name, 'steps', '[]'::jsonb)) else '{{}}' end,
+    'facts', f.facts operator(pg_catalog.||) jsonb_build_object('read_at', clock_timestamp())
+        operator(pg_catalog.||) case when w.group_name is not null
+           then jsonb_build_object('flow', to_jsonb(w)
+               operator(pg_catalog.-) '{{steps,group_name}}'::text[]
+               operator(pg_catalog.||) jsonb_build_object(
+                   'group', w.group_name, 'steps', '[]'::jsonb)) else '{{}}' end,
     'job', case when f.group_name is not null then {STATUS} end,
     'errors', coalesce(h.errors, '[]'))::text
 from forebay.explain_job(%(job_id)s::bigint) f
-left join forebay.job(%(job_id)s::bigint) j on j.group_name = f.group_name
-left join forebay.job_history(%(job_id)s::bigint) h on h.group_name = f.group_name
-left join forebay.flow(%(job_id)s::bigint) w on w.group_name = f.group_name
+left join forebay.job(%(job_id)s::bigint) j on j.group_name operator(pg_catalog.=) f.group_name
+left join forebay.job_history(%(job_id)s::bigint) h
+    on h.group_name operator(pg_catalog.=) f.group_name
+left join forebay.flow(%(job_id)s::bigint) w on w.group_name operator(pg_catalog.=) f.group_name
 where f.group_name is null or j.job_id is not null"""
 
 

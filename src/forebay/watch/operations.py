@@ -146,7 +146,7 @@ def set_threshold(
 def thresholds() -> Operation[list[dict[str, Any]]]:
     """Return the call that lists the thresholds that differ from the defaults."""
     return Operation(
-        "select (forebay.measurements(60) -> 'thresholds')::text",
+        "select (forebay.measurements(60) operator(pg_catalog.->) 'thresholds')::text",
         lambda rows: json.loads(scalar(rows)),
     )
 

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 JOBS_MAX: Final = 20
 
 _ATTEMPTS: Final = """\
-select to_jsonb(a) || jsonb_build_object('group', a.group_name, 'xid', a.xid::text::bigint)
+select to_jsonb(a) operator(pg_catalog.||)
+    jsonb_build_object('group', a.group_name, 'xid', a.xid::text::bigint)
 from forebay.job_attempts(%(job_id)s::bigint) a"""
 
 _CHOSEN: Final = "(select c.job_id from chosen c)"
+_ENDED: Final = "'{done,cancelled,expired,dead}'"
 
 
 def _details(query: str) -> str:
@@ -50,8 +52,8 @@ with found as materialized (
     from forebay.where_is(%(what)s, {JOBS_MAX}) w cross join lateral forebay.job(w.job_id) j),
 -- The newest unfinished job, or the newest; an unknown id too.
 chosen as materialized (
-    select coalesce((select f.job_id from found f order by f.state in ('done', 'cancelled',
-        'expired', 'dead'), f.nr limit 1),
+    select coalesce((select f.job_id from found f
+                     order by f.state operator(pg_catalog.=) any ({_ENDED}), f.nr limit 1),
                     %(number)s::bigint) as job_id)
 select json_build_object(
     'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last, 'job',
@@ -60,9 +62,11 @@ select json_build_object(
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
     'flows', {_details(FLOW)},
-    'facts', case when not exists (select from found f where f.job_id = {_CHOSEN})
-                    or exists (select from found f where f.job_id = {_CHOSEN}
-                        and f.state not in ('done', 'cancelled', 'expired', 'dead'))
+    'facts', case when not exists (select from found f
+                                    where f.job_id operator(pg_catalog.=) {_CHOSEN})
+                    or exists (select from found f
+                               where f.job_id operator(pg_catalog.=) {_CHOSEN}
+                               and f.state operator(pg_catalog.<>) all ({_ENDED}))
                   then {_details(EXPLAIN)} end)::text"""
 
 
