@@ -8,6 +8,9 @@
 - The search finds guides before design pages and decisions, and by the words of Celery: those in
   the table `Words` of `coming-from/index.md` are tags of the guides that their rows link to.
 - The address of a page that was moved leads to its new one.
+- The home page, `index.md`, has a template in `tools/site`. Its plots become a part of the page, so
+  that they follow the palette. A picture `NAME.png` that has a `NAME-dark.png` beside it changes
+  with the palette on every page.
 - `llms.txt` lists the pages for programs that read documentation (https://llmstxt.org): the
   sections of the navigation, and the first sentence of each page.
 - Each link to another server is checked for its form, and each list for the empty line that
@@ -55,8 +58,17 @@ _LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
 _FILE = re.compile(
     r"^<!-- file: (?P<name>\S+) -->\n+(?P<fence>```+)(?P<language>\w+)", re.MULTILINE
 )
+_PICTURE = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<path>[^)\s]+\.png)\)")
+_PLOT = re.compile(r"!\[[^\]]*\]\((?P<path>plots/held-\w+\.svg)\)")
 _COMMENT = re.compile(r"^<!--.*?-->\n?", re.MULTILINE | re.DOTALL)
 _LIST = re.compile(r"^(?![ ]*(?:[-*|>#]|\d+\.)|[ ]{2}|$).*\n(?=(?:- |1\. ))", re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Give the templates what the head and the foot of each page show."""
+    config.extra["release"] = _project()["version"]
+    config.extra["changelog"] = _PAGES["CHANGELOG.md"].replace(".md", ".html")
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -73,7 +85,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Return the page as the site shows it."""
     source = page.file.src_uri
     if source == "index.md":
-        page.meta["hide"] = ["toc"]
+        page.meta |= {"template": "home.html", "hide": ["navigation", "toc"]}
     for beginning, boost in _BOOSTS.items():
         if source.startswith(beginning):
             page.meta["search"] = {"boost": boost}
@@ -84,6 +96,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = _FENCE.split(markdown)
     for index in range(0, len(parts), 3):
         text = _COMMENT.sub("", parts[index])
+        if source == "index.md":
+            text = _PLOT.sub(lambda found: _inline(found["path"]), text)
+        text = _PICTURE.sub(lambda found: _both(found, source), text)
         for line in _LIST.findall(text):
             _log.warning("%s: no empty line before the list after %r", source, line.strip())
         parts[index] = _LINK.sub(lambda found: _address(found["target"], source), text)
@@ -135,6 +150,20 @@ def first_sentence(text: str) -> str:
             plain = re.sub(r"[*`]", "", plain)
             return re.split(r"(?<=[.!?:])(?: (?=[A-Z])|$)", plain)[0].rstrip(":")
     return ""
+
+
+def _inline(path: str) -> str:
+    """Return a plot as a part of the page, whose colours are then those of `site.css`."""
+    text = (_DOCS / path).read_text(encoding="utf-8")
+    return re.sub(r"<style>.*?</style>|\n", "", text, flags=re.DOTALL)
+
+
+def _both(found: re.Match[str], source: str) -> str:
+    """Return a picture with its form for the dark palette, if there is one."""
+    dark = found["path"].replace(".png", "-dark.png")
+    if not ((_DOCS / source).parent / dark).exists():
+        return found[0]
+    return f"![{found['text']}]({found['path']}#only-light)![{found['text']}]({dark}#only-dark)"
 
 
 def _redirect(address: str) -> str:
@@ -192,9 +221,14 @@ def _address(target: str, source: str) -> str:
     return f"{up}{found}{mark}{anchor}"
 
 
+@functools.cache
+def _project() -> dict[str, Any]:
+    text = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return dict(tomllib.loads(text)["project"])
+
+
 def _repository() -> str:
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project["urls"]["Repository"]).rstrip("/")
+    return str(_project()["urls"]["Repository"]).rstrip("/")
 
 
 def _api() -> str:
