@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES_MAX = 1_000_000
 
-#: So much of a refused body is read and dropped: a client that still sends when the connection
+#: This much of a refused body is read and dropped: a client that still sends when the connection
 #: closes sees a broken pipe in place of the answer.
 _DROPPED_BYTES_MAX = 8 * BODY_BYTES_MAX
 

@@ -244,5 +244,5 @@ def test_nothing_is_kept_where_a_database_is_dropped_soon(database, conn):
     app = App()
     app._internals._address = UnkeptAddress(database)
     app.client().jobs()
-    assert not sessions(conn)
+    wait_for(lambda: not sessions(conn), 10)  # long before an idle connection would be closed
     assert os.getpid() == kept._shelf._pid

@@ -75,10 +75,10 @@ def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
         def run(operation: Operation[T]) -> T:
             return call(conn, operation)
 
-        for call in calls:
-            if chunks.needs_clock(call):
+        for one in calls:
+            if chunks.needs_clock(one):
                 chunks.now = run(database_clock())
-            operation = chunks.add(call)
+            operation = chunks.add(one)
             if operation is not None:
                 count += run(operation)
         rest = chunks.rest()
