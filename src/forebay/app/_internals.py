@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.app._middleware import Middlewares
 from forebay.app._resources import Resources
+from forebay.arguments._signature import Parameters
 from forebay.arguments.follow_up import check_follow_ups, with_known_follow_ups
 from forebay.arguments.json_guard import ArgumentLimits
 from forebay.arguments.keys import KindOptions
@@ -110,7 +111,7 @@ class Internals:
         self._followed: Mapping[str, Any] = {}
         self._follow_ups_known = False
         self._options: dict[str, KindOptions] = {}
-        self._encoders: dict[str, Callable[..., str]] = {}
+        self._encoders: dict[tuple[str, ...], Callable[..., str]] = {}
 
     # --- declaring ---
 
@@ -118,7 +119,8 @@ class Internals:
         """Add a kind; it replaces one of the same name and function."""
         self._kinds.add(kind)
         self._follow_ups_known = False
-        self._encoders.pop(kind.name, None)
+        for place in [each for each in self._encoders if each[0] == kind.name]:
+            del self._encoders[place]
 
     def add_options(self, kind: str, options: KindOptions) -> None:
         """Remember the options of a kind's jobs, for jobs that are enqueued by name."""
@@ -307,15 +309,20 @@ class Internals:
             self._retries_known = False
             _ = self.kinds
 
-    def encoder(self, kind: Kind) -> Callable[..., str]:
+    def encoder(self, kind: Kind, without: tuple[str, ...] = ()) -> Callable[..., str]:
         """Return the function that encodes the arguments of a kind as JSON, within the size
-        limits.
+        limits; perhaps without some that the worker gives.
         """
-        encode = self._encoders.get(kind.name)
+        place = (kind.name, *without)
+        encode = self._encoders.get(place)
         if encode is None:
             payload = self.settings.payload
             bounds = ArgumentLimits(payload.args_bytes_max, payload.args_depth_max)
-            encode = self._encoders[kind.name] = replace(kind, limits=bounds).encode
+            arguments = kind.arguments
+            if without and isinstance(arguments, Parameters):
+                arguments = arguments.without(without)
+            encode = replace(kind, arguments=arguments, limits=bounds).encode
+            self._encoders[place] = encode
         return encode
 
     def declared_schedules(self) -> tuple[str, Sequence[Schedule]]:
