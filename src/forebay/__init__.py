@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forebay._actor import acting_as
     from forebay.app import App, Handler, JobHandle, Jobs, SubjectHandler
     from forebay.client import AsyncClient, Client, abackfill, backfill
+    from forebay.client.gathers import agather, gather
     from forebay.client.signals import asignal, signal
     from forebay.errors import ForebayError
     from forebay.mirror import Mirror
@@ -113,8 +114,10 @@ __all__ = [
     "UpgradeProgress",
     "abackfill",
     "acting_as",
+    "agather",
     "asignal",
     "backfill",
+    "gather",
     "migrate",
     "migration_sql",
     "signal",
@@ -127,6 +130,7 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
     _NAMES = {
         "forebay.app": ("App", "Handler", "JobHandle", "Jobs", "SubjectHandler"),
         "forebay.client": ("AsyncClient", "Client", "abackfill", "backfill"),
+        "forebay.client.gathers": ("agather", "gather"),
         "forebay.client.signals": ("asignal", "signal"),
         "forebay.sending": ("Drain",),
         "forebay.errors": ("ForebayError",),

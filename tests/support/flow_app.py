@@ -67,3 +67,20 @@ def in_thread(ctx: forebay.Context, order: int) -> None:
 @app.job(retry=SOON, executor="process")
 def in_process(ctx: forebay.Context, order: int) -> None:
     in_thread(ctx, order)
+
+
+@app.job(retry=SOON)
+async def sum_plainly(order: int, results: list[int]) -> None:
+    async with await psycopg.AsyncConnection.connect(app.dsn, autocommit=True) as conn:
+        await abook(conn, order, str(sum(results)))
+
+
+@app.job(retry=SOON, executor="process")
+def sum_in_process(order: int, results: list[int]) -> None:
+    with psycopg.connect(app.dsn, autocommit=True) as conn:
+        book(conn, order, str(sum(results)))
+
+
+@app.job(retry=SOON, transaction=True)
+def sum_in_transaction(ctx: forebay.TransactionContext, order: int, results: list[int]) -> None:
+    book(ctx.conn, order, str(sum(results)))

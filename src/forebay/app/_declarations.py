@@ -73,7 +73,8 @@ class Declarations:
         self._retries_known = False
         self._follow_ups_known = False
         self._options: dict[str, KindOptions] = {}
-        self._encoders: dict[str, Callable[..., str]] = {}
+        #: By the name of the kind, and the arguments that the worker gives.
+        self._encoders: dict[tuple[str, ...], Callable[..., str]] = {}
 
     def take(self, other: Declarations) -> None:
         """Take the declarations of another object, all or none.
@@ -111,7 +112,8 @@ class Declarations:
         """Add a kind; it replaces one of the same name and function."""
         self._kinds.add(kind)
         self._follow_ups_known = False
-        self._encoders.pop(kind.name, None)
+        for place in [each for each in self._encoders if each[0] == kind.name]:
+            del self._encoders[place]
 
     def add_options(self, kind: str, options: KindOptions) -> None:
         """Remember the options of a kind's jobs, for jobs that are enqueued by name."""

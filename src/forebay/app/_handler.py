@@ -26,6 +26,7 @@ from forebay.errors import EnqueueError, InvalidJob, WrongConnection
 from forebay.model import Idempotent, JobId, JobOptionChanges, JobOptions
 from forebay.model.doors import door
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
+from forebay.ops.flows import GIVEN_TO_CALLBACKS
 
 P = ParamSpec("P")  # parameters of the function
 Q = ParamSpec("Q")  # parameters of enqueue: without the context; for a batch handler, one item
@@ -130,7 +131,20 @@ class Handler(Generic[P, Q, R_co]):
             PayloadTooLarge: the arguments are too large.
             PayloadTooDeep: the arguments are nested too deeply.
         """
-        encoded = self._app._internals.encoder(self.kind)(*args, **kwargs)
+        return self._call_with(self._app._internals.encoder(self.kind)(*args, **kwargs))
+
+    def callback(self, /, *args: Any, **kwargs: Any) -> Call:
+        """Return a job for ``forebay.gather(..., then=...)``, its arguments checked.
+
+        The arguments ``results`` and ``died`` are left out: the worker gives them.
+
+        Raises:
+            EnqueueError: as ``call``.
+        """
+        encoder = self._app._internals.encoder(self.kind, GIVEN_TO_CALLBACKS)
+        return self._call_with(encoder(*args, **kwargs))
+
+    def _call_with(self, encoded: str) -> Call:
         options = self.options
         keys = self.kind.keys
         if keys is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.app._declarations import Declarations
+from forebay.arguments._signature import Parameters
 from forebay.arguments.follow_up import check_follow_ups, with_known_follow_ups
 from forebay.arguments.json_guard import ArgumentLimits
 from forebay.arguments.kinds import Kind, Kinds
@@ -202,15 +203,20 @@ class Internals(Declarations):
             self._retries_known = False
             _ = self.kinds
 
-    def encoder(self, kind: Kind) -> Callable[..., str]:
+    def encoder(self, kind: Kind, without: tuple[str, ...] = ()) -> Callable[..., str]:
         """Return the function that encodes the arguments of a kind as JSON, within the size
-        limits.
+        limits; perhaps without some that the worker gives.
         """
-        encode = self._encoders.get(kind.name)
+        place = (kind.name, *without)
+        encode = self._encoders.get(place)
         if encode is None:
             payload = self.settings.payload
             bounds = ArgumentLimits(payload.args_bytes_max, payload.args_depth_max)
-            encode = self._encoders[kind.name] = replace(kind, limits=bounds).encode
+            arguments = kind.arguments
+            if without and isinstance(arguments, Parameters):
+                arguments = arguments.without(without)
+            encode = replace(kind, arguments=arguments, limits=bounds).encode
+            self._encoders[place] = encode
         return encode
 
     def declared_schedules(self) -> tuple[str, Sequence[Schedule]]:

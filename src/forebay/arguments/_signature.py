@@ -11,6 +11,7 @@ never imports pydantic, it uses it if the application has imported it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import typing
@@ -141,6 +142,13 @@ class Parameters:
         if self._may_change:
             self._refuse_change(values, text)
         return text
+
+    def without(self, names: Sequence[str]) -> Parameters:
+        """Return the same arguments for producers that leave some to the worker."""
+        other = copy.copy(self)
+        other._positional = tuple(name for name in self._positional if name not in names)  # noqa: SLF001
+        other._required = self._required.difference(names)  # noqa: SLF001 - of a copy of this object
+        return other
 
     @property
     def names(self) -> tuple[str, ...] | None:

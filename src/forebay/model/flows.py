@@ -24,7 +24,7 @@ class RecordedStep:
     """One checkpoint of a flow.
 
     Attributes:
-        no: its place among those of the job, from 1.
+        no: its place among those of the job, from 1; 0: what a callback waited for.
         key: tells several steps with one name apart; None: it has only a name.
         bytes: the size of its value as JSON; 0 for none.
         value: what it returned; None for nothing, and where values were not asked for.

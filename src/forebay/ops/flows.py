@@ -11,6 +11,7 @@ import msgspec
 
 from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
+from forebay.model import JobId
 from forebay.model.flows import FlowState, RewindPlan
 from forebay.ops.jobs import checked_id
 from forebay.ops.operation import Operation, ResultRows, scalar
@@ -99,6 +100,13 @@ class Gathered(NamedTuple):
 
 #: The header that says whose child a job is.
 PARENT_HEADER: Final = "forebay-parent"
+
+
+#: The header of a callback that `forebay.enqueue_gather` enqueued; its value is `on_dead`.
+CALLBACK_HEADER: Final = "forebay-gather"
+
+#: The arguments that a worker gives a callback whose handler names them.
+GIVEN_TO_CALLBACKS: Final = ("results", "died")
 
 
 class _Parent(msgspec.Struct):
@@ -222,6 +230,31 @@ def gathered(gather_id: int) -> Operation[list[Gathered]]:
         "select nr, job_id, outcome, value, problem from forebay.gathered_v1(%(gather)s::bigint)",
         lambda rows: [Gathered(*row) for row in rows],
         {"gather": gather_id},
+    )
+
+
+def enqueue_gather(jobs: str, callback: str, on_dead: str) -> Operation[JobId]:
+    """Return the call that enqueues jobs and their callback, whose id is the result.
+
+    Args:
+        jobs: a JSON array of them.
+        callback: the callback as JSON.
+        on_dead: ``raise`` or ``collect``.
+    """
+    return Operation(
+        "select forebay.enqueue_gather(%(jobs)s::jsonb, %(callback)s::jsonb, %(on_dead)s)",
+        lambda rows: JobId(scalar(rows)),
+        {"jobs": jobs, "callback": callback, "on_dead": on_dead},
+    )
+
+
+def results_of(job_id: int, *, values: bool) -> Operation[list[Gathered]]:
+    """Return the call that reads how the jobs of a callback ended."""
+    return Operation(
+        "select nr, job_id, outcome, value, problem"
+        " from forebay.gathered(%(job_id)s::bigint, %(values)s::boolean)",
+        lambda rows: [Gathered(*row) for row in rows],
+        {"job_id": job_id, "values": values},
     )
 
 

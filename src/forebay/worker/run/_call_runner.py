@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from forebay.db.pools import spoils_connection
-from forebay.errors import LeaseLost, ParkingSwallowed, UnknownBatch
+from forebay.errors import DatabaseUnavailable, LeaseLost, ParkingSwallowed, UnknownBatch
 from forebay.model.outcome import Endings
 from forebay.model.text import logger
 from forebay.ops.protocol import Ended
@@ -15,6 +15,7 @@ from forebay.policy.claims import mean_duration
 from forebay.worker.ground.held import Raised
 from forebay.worker.ground.threads import NoThreadError
 from forebay.worker.run import endings
+from forebay.worker.run._callbacks import callback_item, is_callback
 from forebay.worker.run._flow import Unwound
 from forebay.worker.run._transactions import previous_settled
 from forebay.worker.run.call import run_in_thread, run_on_loop
@@ -68,8 +69,12 @@ class CallRunner:
         """
         kind = call.kind
         try:
+            if not call.in_child and any(is_callback(held) for held in helds):
+                await self._give_results(call, helds)
             if call.in_child:
                 await self._run_in_process(call, helds)
+            elif not helds:
+                return
             elif kind.transaction:
                 endeds = await self._places.transactions.run(call, helds)
                 self._record_duration(helds, endeds)
@@ -92,7 +97,9 @@ class CallRunner:
             if (wrapped := _unwound_in(call, error)) is not None:
                 self._end_flow(call, helds, wrapped)
                 return
-            may_be_released = kind.transaction or isinstance(error, NoThreadError)
+            may_be_released = kind.transaction or isinstance(
+                error, NoThreadError | DatabaseUnavailable
+            )
             if may_be_released and not call.started and call.why is None:
                 # No connection, a pooled connection that the server had ended, or no thread: the
                 # handler did not fail.
@@ -111,6 +118,30 @@ class CallRunner:
                 timer.cancel()
             if self._slots.calls.pop(call, None) is not None:
                 self._on_free()
+
+    async def _give_results(self, call: Call, helds: list[HeldJob]) -> None:
+        """Give callbacks what they waited for. Those of a batch that cannot run end here.
+
+        Raises:
+            Exception: the only job of the call cannot run.
+        """
+        for held in [held for held in helds if is_callback(held)]:
+            place = helds.index(held)
+            try:
+                call.items[place] = await callback_item(
+                    call.kind, held, call.group, self._places.flows.store
+                )
+            except (Unwound, Exception) as error:
+                if not call.kind.is_batch or held.ended:
+                    raise
+                ended = error.ended if isinstance(error, Unwound) else None
+                if ended is None:
+                    held.raised = Raised(error)
+                    ended = endings.failure(call.kind, call.jobs[place], error)
+                self._reporter.finish(held, ended)
+                del helds[place], call.items[place], call.jobs[place]
+        if call.why is not None:
+            raise call.why
 
     def _end_flow(self, call: Call, helds: list[HeldJob], unwound: Unwound) -> None:
         """End an attempt that a step has ended."""

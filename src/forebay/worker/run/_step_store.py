@@ -126,6 +126,10 @@ class StepStore:
         """Return how the children of a gather ended."""
         return await self._read(held, flows.gathered(gather_id))
 
+    async def results_of(self, held: HeldJob, *, values: bool) -> list[Gathered]:
+        """Return how the jobs ended that a callback waited for."""
+        return await self._read(held, flows.results_of(held.row.job_id, values=values))
+
     async def _read(self, held: HeldJob, operation: Operation[T]) -> T:
         return await self._repeat(held, lambda: self._opened().run(operation))
 

@@ -37,7 +37,7 @@ from forebay.model.outcome import (
     Snooze,
 )
 from forebay.ops.claimed import raw_args
-from forebay.ops.flows import ChildEnd, parent_of
+from forebay.ops.flows import CALLBACK_HEADER, ChildEnd, parent_of
 from forebay.ops.protocol import Ended, FollowUpJob
 from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
@@ -65,13 +65,16 @@ def decode(
 
     If that fails, return how the job ended.
 
-    With ``later``, arguments that are text remain so, and None is returned for them.
+    With ``later``, arguments that are text remain so, and None is returned for them. So it is for
+    a callback, whose arguments come when it has a slot.
     """
     row = held.row
     try:
         kind = kinds.get(row.kind)
     except UnknownKind as error:
         return unknown_kind(row, error)
+    if row.headers is not None and CALLBACK_HEADER in row.headers:
+        return kind, None
     if kind.takes_raw and isinstance(row.args, msgspec.Raw | dict):
         return kind, raw_args(row.args)
     is_text = row.is_text

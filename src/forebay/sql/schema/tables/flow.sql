@@ -7,7 +7,7 @@ create sequence forebay.flow_seq as bigint cache 1;
 -- number the first counts, and the second is refused.
 create table forebay.step (
     job_id   bigint not null,
-    group_id bigint not null,
+    group_id bigint not null,            -- 0: what a callback waited for, which is a job for all groups
     at       timestamptz not null,
     no       integer not null,           -- its place among the checkpoints of the job, from 1
     kind     "char" not null,            -- named in forebay.code
@@ -55,8 +55,8 @@ create table forebay.flow_cancelled (
 -- Jobs that a flow waits for together: its children.
 create table forebay.gather (
     gather_id bigint primary key,        -- random, so that no gather has the id of a lost one
-    job_id    bigint not null,           -- the parent
-    group_id  bigint not null,
+    job_id    bigint not null,           -- the parent, or the callback
+    group_id  bigint not null,           -- 0 for a callback
     no        integer not null,          -- number of its checkpoint
     name      text collate "C" not null,
     children  integer not null,

@@ -21,5 +21,11 @@ begin
     -- Its children report to the gather, which tells the new job.
     update forebay.gather g set job_id = p_to, group_id = p_to_group
     where g.job_id = p_from and g.group_id = p_from_group and g.no < v_before;
+    -- What a callback waited for: its rows name no group.
+    insert into forebay.step (job_id, group_id, at, no, kind, name, key, value)
+    select p_to, 0, s.at, s.no, s.kind, s.name, s.key, s.value from forebay.step s where s.job_id = p_from and s.group_id = 0;
+    if found then
+        update forebay.gather g set job_id = p_to where g.job_id = p_from and g.group_id = 0;
+    end if;
 end
 $$;

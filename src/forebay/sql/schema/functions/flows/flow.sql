@@ -4,7 +4,8 @@
 -- row: it is no flow, or its steps are past retention.
 --
 -- Columns:
---   steps        an array in their order, of objects with `no` (from 1), `kind`, `name`, `key`
+--   steps        an array in their order, of objects with `no` (from 1; 0: what the callback of a
+--                gather waited for, in each group of its queue), `kind`, `name`, `key`
 --                (null: it has only a name), `at`, `bytes` of the value as JSON text, and, with
 --                `with_values`, `value`
 --   waits_for    of a job that has given its slot back: `signal`, `sleep` or `children`; null: it
@@ -33,24 +34,39 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_group record;
+    v_group    record;
+    v_callback jsonb := '[]';            -- what a callback waited for, which concerns all groups
+    v_waits    record := forebay._flow_waits(flow.job_id, 0);
+    v_seen     text[] := '{}';
 begin
     for v_group in
-        select s.group_id,
-               jsonb_agg(jsonb_build_object('no', s.no, 'kind', forebay._step_word(s.kind), 'name', s.name, 'key', s.key, 'at', s.at,
-                                            'bytes', coalesce(octet_length(s.value::text), 0))
+        select s.group_id, forebay._group_name(s.group_id) as name,
+               jsonb_agg(jsonb_build_object('no', case s.group_id when 0 then 0 else s.no end, 'kind', forebay._step_word(s.kind), 'name', s.name,
+                                            'key', s.key, 'at', s.at, 'bytes', coalesce(octet_length(s.value::text), 0))
                          || case when flow.with_values then jsonb_build_object('value', s.value) else '{}' end order by s.no) as steps,
                max(s.at) filter (where s.kind = 'c') as cancelled_at
-        from forebay.step s where s.job_id = flow.job_id group by s.group_id
+        from forebay.step s where s.job_id = flow.job_id group by s.group_id order by s.group_id <> 0
     loop
-        group_name := forebay._group_name(v_group.group_id);
-        steps := v_group.steps;
+        if v_group.group_id = 0 then
+            v_callback := v_group.steps;
+            continue;
+        end if;
+        v_seen := v_seen || v_group.name;
+        group_name := v_group.name;
+        steps := v_callback || v_group.steps;
         cancelled_at := v_group.cancelled_at;
         select w.waits_for, w.step, w.step_key, w.since, w.until, w.signal_name, w.signal_key, w.children, w.ended, w.first_dead
         into waits_for, step, step_key, since, until, signal_name, signal_key, children, ended, first_dead
         from forebay._flow_waits(flow.job_id, v_group.group_id) w;
         return next;
     end loop;
+    if v_callback <> '[]' then
+        return query
+        select j.group_name, v_callback, v_waits.waits_for, v_waits.step, v_waits.step_key, v_waits.since, v_waits.until,
+               v_waits.signal_name, v_waits.signal_key, v_waits.children, v_waits.ended, v_waits.first_dead, null::timestamptz
+        from (select distinct i.group_name from forebay.job(flow.job_id) i) j
+        where j.group_name is not null and j.group_name <> all (v_seen);
+    end if;
 end
 $$;
 

@@ -51,18 +51,33 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
-declare
-    v_parent forebay.gather;
-    v_ids    bigint[];
 begin
-    select g.* into strict v_parent from forebay.gather g where g.gather_id = p_gather_id;
-    select e.ids into v_ids from forebay._enqueue_json((
-        select jsonb_agg(j.value || jsonb_build_object(
-                   'unique_as', 'none',
-                   'headers', coalesce(nullif(j.value -> 'headers', 'null'), '{}') || jsonb_build_object(
-                       'forebay-parent', jsonb_build_object('gather', p_gather_id::text, 'nr', p_first + j.nr - 1, 'job', v_parent.job_id)::text))
-               order by j.nr)
-        from jsonb_array_elements(p_jobs) with ordinality j (value, nr)), 'child') e;
+    perform forebay._enqueue_children(g.gather_id, g.job_id, p_first, p_jobs, 'child') from forebay.gather g where g.gather_id = p_gather_id;
+end
+$$;
+
+
+-- Enqueue children of a gather, each with a header that says which one it is. p_noun: what the caller calls a job.
+create function forebay._enqueue_children(p_gather_id bigint, p_parent bigint, p_first integer, p_jobs jsonb, p_noun text) returns void
+language plpgsql volatile
+-- planner: indexed
+as $$
+declare
+    v_ids bigint[];
+begin
+    -- What is no list of objects is refused below, as in any enqueue.
+    if jsonb_typeof(p_jobs) = 'array' and not p_jobs @? '$[*] ? (@.type() != "object")' then
+        p_jobs := coalesce((
+            select jsonb_agg(j.value || jsonb_build_object(
+                       'unique_as', 'none',
+                       'headers', case when jsonb_typeof(j.value -> 'headers') in ('object', 'null') or not j.value ? 'headers'
+                           then coalesce(nullif(j.value -> 'headers', 'null'), '{}') || jsonb_build_object(
+                               'forebay-parent', jsonb_build_object('gather', p_gather_id::text, 'nr', p_first + j.nr - 1, 'job', p_parent)::text)
+                           else j.value -> 'headers' end)
+                   order by j.nr)
+            from jsonb_array_elements(p_jobs) with ordinality j (value, nr)), '[]');
+    end if;
+    select e.ids into v_ids from forebay._enqueue_json(p_jobs, p_noun) e;
     insert into forebay.gather_part (gather_id, first_nr, job_ids)
     select p_gather_id, p_first + i, v_ids[i + 1 : i + 200] from generate_series(0, cardinality(v_ids) - 1, 200) i;
 end

@@ -7,34 +7,37 @@ language plpgsql volatile
 -- planner: indexed
 as $$
 declare
-    d forebay.dead_letter;
+    v_flow forebay.gather;
+    d      forebay.dead_letter;
 begin
-    select i.* into d
-    from forebay.gather g
-    cross join lateral (select l.* from forebay.dead_letter l where l.job_id = g.job_id offset 0) i
-    where g.gather_id = p_gather_id and i.group_id = g.group_id and i.redriven_at is null and i.reason = 'permanent'
-      and not coalesce(i.headers ? 'forebay-subject', false)
-      -- It did nothing behind the gather.
-      and not exists (select from forebay.step s where s.job_id = g.job_id and s.group_id = g.group_id and s.no > g.no)
-    order by i.dead_id desc limit 1;
-    if not found or (
-           select bool_or(e.outcome <> 'd')
+    select g.* into v_flow from forebay.gather g where g.gather_id = p_gather_id;
+    if not exists (select from (select l.redriven_at from forebay.dead_letter l where l.job_id = v_flow.job_id offset 0) l where l.redriven_at is null)
+       or (select bool_or(e.outcome <> 'd')
            from (select distinct on (i.nr) i.outcome from forebay.gather_end i where i.gather_id = p_gather_id order by i.nr, i.job_id desc) e) then
         return;
     end if;
-    if not exists (select from forebay.queue_group g where g.group_id = d.group_id and g.closing_at is null) then
-        return;
-    end if;
-    perform from forebay.dead_letter i where i.dead_id = d.dead_id and i.redriven_at is null for update skip locked;
-    if found then
-        perform from forebay.queue_group g where g.group_id = d.group_id and g.closing_at is null for share skip locked;
-    end if;
-    if not found then
-        perform forebay._wake_flows_later(jsonb_build_object('gather', p_gather_id, 'exact', true));
-        return;
-    end if;
-    d := forebay._redrive(d.dead_id);
-    perform forebay._record_event('dead.redrive', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
-                                  p_new => jsonb_build_object('job_id', d.redriven_as, 'because', 'its children have ended well'), p_count => 1);
+    for d in
+        select distinct on (i.group_id) i.*
+        from (select l.* from forebay.dead_letter l where l.job_id = v_flow.job_id offset 0) i
+        where v_flow.group_id in (0, i.group_id) and i.redriven_at is null and i.reason = 'permanent'
+          and not coalesce(i.headers ? 'forebay-subject', false)
+          -- It did nothing behind the gather.
+          and not exists (select from forebay.step s where s.job_id = i.job_id and s.group_id = i.group_id
+                                                       and s.no > case v_flow.group_id when 0 then 0 else v_flow.no end)
+          and exists (select from forebay.queue_group g where g.group_id = i.group_id and g.closing_at is null)
+        order by i.group_id, i.dead_id desc
+    loop
+        perform from forebay.dead_letter i where i.dead_id = d.dead_id and i.redriven_at is null for update skip locked;
+        if found then
+            perform from forebay.queue_group g where g.group_id = d.group_id and g.closing_at is null for share skip locked;
+        end if;
+        if not found then
+            perform forebay._wake_flows_later(jsonb_build_object('gather', p_gather_id, 'exact', true));
+            continue;
+        end if;
+        d := forebay._redrive(d.dead_id);
+        perform forebay._record_event('dead.redrive', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
+                                      p_new => jsonb_build_object('job_id', d.redriven_as, 'because', 'its children have ended well'), p_count => 1);
+    end loop;
 end
 $$;

@@ -30,16 +30,23 @@ begin
     from (select g.gather_id from forebay.gather g where g.gather_id > coalesce((p_after ->> 'gather')::bigint, -9223372036854775808)
           order by g.gather_id limit greatest(1, p_most / 100)) i;
     update forebay.gather_end e set value = null, problem = 'it was redacted'
-    from (select g.gather_id, g.group_id = any (v_groups) as is_own from forebay.gather g
+    from (select g.gather_id, g.group_id = any (v_groups) or g.group_id = 0 and forebay._is_in_queue(g.job_id, p_queue) as is_own from forebay.gather g
           where g.gather_id = any (v_found.gathers) and forebay._flow_has_ended(g.job_id)) g
     where e.gather_id = g.gather_id and e.at < p_before and (e.value is not null or e.problem is distinct from 'it was redacted')
-      and (g.is_own
-           or exists (select from forebay._rows_of(e.job_id) r
-                      cross join lateral (select l.queue from forebay.lane l where l.lane = r.lane limit 1) q where q.queue = p_queue));
+      and (g.is_own or forebay._is_in_queue(e.job_id, p_queue));
     get diagnostics v_gone = row_count;
     rows := rows + v_gone;
     next := case when v_found.looked_at > 0 then jsonb_build_object('ends', true, 'gather', v_found.last) end;
 end
+$$;
+
+
+-- Has a job rows of this queue?
+create function forebay._is_in_queue(p_job_id bigint, p_queue text) returns boolean
+language sql volatile
+as $$
+    select exists (select from forebay._rows_of(p_job_id) r
+                   cross join lateral (select l.queue from forebay.lane l where l.lane = r.lane limit 1) q where q.queue = p_queue)
 $$;
 
 
