@@ -16,6 +16,8 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.anyio
 
+GATHER = """select forebay.enqueue_gather('[{"kind": "part"}]', '{"kind": "whole"}')"""
+LAST_ERROR = "select errors -> -1 ->> %s from forebay.dead_letter where job_id = %s"
 PROMOTE = "select forebay.promote_v1()"
 FLAVOURS = ["async", "thread", "transaction", "batch"]
 
@@ -84,7 +86,7 @@ async def test_each_kind_of_handler_can_be_a_callback(app, conn, flavour):
             ctx.conn.execute(insert, [json.dumps(results), n])
     elif flavour == "batch":
 
-        @app.batch_job(max_size=10)
+        @app.batch_job(size=10)
         def whole(jobs: list[forebay.Job]) -> None:
             for job in jobs:
                 conn.execute(insert, [json.dumps(job.args["results"]), job.args["n"]])
@@ -120,7 +122,7 @@ async def test_a_handler_gets_only_what_it_names(app, conn):
     forebay.gather(conn, part.calls([3]), then=both.call())
     both.enqueue(conn)
     await run_retries(app, conn)
-    assert sorted(ran, key=str) == [[3], None, "plain"]
+    assert sorted(ran, key=str) == [None, [3], "plain"]
 
 
 async def test_without_jobs_it_runs_at_once(app, conn):
@@ -175,8 +177,8 @@ async def test_what_died_kills_the_callback_which_is_redriven_with_it(app, conn)
     job = forebay.gather(conn, calls, then=whole.callback(7))
     await run_retries(app, conn)
     assert state(conn, job) == "dead"
-    error = one(conn, "select errors -> -1 ->> 'type' from forebay.dead_letter where job_id = %s", job)
-    assert error == "ChildrenDied"
+    error = one(conn, LAST_ERROR, "type", job)
+    assert error == "forebay.errors.ChildrenDied"
     fixed.append(True)
     letters = "select dead_id from forebay.dead_letter where kind = 'bad' order by 1"
     first, second = (row[0] for row in conn.execute(letters).fetchall())
@@ -224,8 +226,8 @@ async def test_a_callback_may_have_steps(app, conn):
     @app.job(retry=forebay.RetryPolicy(base_seconds=0.001))
     def whole(ctx: forebay.Context, results: list[int]) -> None:
         ctx.step("first", steps.append, sum(results))
-        ctx.step("more", steps.append, ctx.gather("more", part.calls(results)))
-        if ctx.attempt == 1 and len(steps) < 3:
+        ctx.step("second", steps.append, ctx.gather("more", part.calls(results)))
+        if len(steps) < 3:
             steps.append("failed")
             raise ValueError
 
@@ -292,8 +294,7 @@ async def test_a_callback_that_was_made_due_looks_again(app, conn):
     """An operator lets it run too early: it waits, and runs when the jobs have ended."""
     double, _, _, whole, got, _ = declared(app)
     job = forebay.gather(conn, double.using(delay=30).calls([1]), then=whole.callback(7))
-    changed = "select forebay.change_jobs('retry', jsonb_build_object('ids', jsonb_build_array(%s::bigint)))"
-    conn.execute(changed, [job])
+    conn.execute("select forebay.change_jobs('retry', %s, most => 10)", [json.dumps({"ids": [job]})])
     await run_retries(app, conn)
     assert got == []
     shift_clock(conn, 100)
@@ -321,7 +322,7 @@ async def test_a_result_that_was_not_kept_is_no_result(app, conn):
     forebay.gather(conn, [large.call()], then=without)
     await run_retries(app, conn)
     assert got == ["without"]
-    error = one(conn, "select errors -> -1 ->> 'message' from forebay.dead_letter where job_id = %s", job)
+    error = one(conn, LAST_ERROR, "message", job)
     assert "result_bytes_max" in error
 
 
@@ -334,7 +335,7 @@ async def test_a_result_of_another_type_is_refused(app, conn):
 
     job = forebay.gather(conn, double.calls([1]), then=wants_text)
     await run_retries(app, conn)
-    error = one(conn, "select errors -> -1 ->> 'message' from forebay.dead_letter where job_id = %s", job)
+    error = one(conn, LAST_ERROR, "message", job)
     assert "results" in error
 
 
@@ -398,7 +399,7 @@ def the_last_end_starts_the_callback_once(dsn: str) -> None:
     """Whatever promotion sees which end."""
     with connect(dsn) as conn, Reader(dsn) as reader, Reader(dsn) as other:
         jobs = json.dumps([{"kind": "part"} for _ in range(4)])
-        job = one(conn, "select forebay.enqueue_gather(%s::jsonb, '{\"kind\": \"whole\"}')", jobs)
+        job = one(conn, 'select forebay.enqueue_gather(%s::jsonb, \'{"kind": "whole"}\')', jobs)
         batch, second = reader.claim(2), other.claim(2)
         settle(reader, batch, 1)
         conn.execute(PROMOTE)
@@ -430,14 +431,21 @@ def test_the_last_end_starts_the_callback_once(database):
 
 def test_without_the_exact_count_it_is_not_once(database):
     """The guard: an end that is repeated is not counted twice."""
-    break_function(database, "_wake_flows", ("v_ended >= v_gather.children then\n            perform", "true then\n            perform"))
+    break_function(
+        database,
+        "_wake_flows",
+        (
+            "v_ended >= v_gather.children then\n            perform",
+            "true then\n            perform",
+        ),
+    )
     with violation():
         the_last_end_starts_the_callback_once(database)
 
 
 def test_a_job_that_only_says_so_gets_no_results(conn):
     """The header of a callback can be forged; the rows of a gather cannot."""
-    part = one(conn, "select forebay.enqueue_gather('[{\"kind\": \"part\"}]', '{\"kind\": \"whole\"}')")
+    part = one(conn, 'select forebay.enqueue_gather(\'[{"kind": "part"}]\', \'{"kind": "whole"}\')')
     forged = enqueue(conn, headers=json.dumps({"forebay-gather": "collect"}))
     assert part != forged
     assert sqlstate(conn, "select * from forebay.gathered(%s)", forged) == "JQ013"
@@ -457,7 +465,7 @@ async def test_in_several_groups_each_has_the_results(app, conn, database):
 
 def test_trimming_takes_it_with_its_job(conn):
     """While the callback waits, its rows stay."""
-    one(conn, "select forebay.enqueue_gather('[{\"kind\": \"part\"}]', '{\"kind\": \"whole\"}')")
+    one(conn, 'select forebay.enqueue_gather(\'[{"kind": "part"}]\', \'{"kind": "whole"}\')')
     conn.execute("select forebay._trim_flows(null, 1000)")
     assert one(conn, "select count(*) from forebay.gather") == 1
 
@@ -467,7 +475,7 @@ async def test_a_hundred_thousand_jobs(app, conn):
     """In one statement, with one callback."""
     sums = []
 
-    @app.batch_job(max_size=1000)
+    @app.batch_job(size=1000)
     def part(jobs: list[forebay.Job]) -> None: ...
 
     @app.job()
@@ -486,10 +494,11 @@ async def test_a_hundred_thousand_jobs(app, conn):
 def test_callbacks_survive_killed_workers(conn, workers, effects):
     """Each callback ends once, with all results, in whatever kind of handler."""
     gathers = 30
+    kinds = (flow_app.sum_plainly, flow_app.sum_in_process, flow_app.sum_in_transaction)
     conn.execute("create table booking (what text, entry integer)")
     options = {"app": "tests.support.flow_app:app", "concurrency": 4}
     for order in range(gathers):
-        kind = (flow_app.sum_plainly, flow_app.sum_in_process, flow_app.sum_in_transaction)[order % 3]
+        kind = kinds[order % 3]
         forebay.gather(
             conn, flow_app.label.calls((order, nr) for nr in range(4)), then=kind.callback(order)
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay._family import RUNNING
 from forebay.arguments.results import ran
 from forebay.db.session import cut
 from forebay.forks import end_if_copy
@@ -75,6 +76,13 @@ class Call(msgspec.Struct, eq=False, weakref=True):
         held.row.attempt = None
         self._jobs = None
 
+    def parent(self) -> tuple[int, str | None] | None:
+        """Return what the jobs learn of this one that its handler enqueues; None for a batch."""
+        if self.kind.is_batch:
+            return None
+        row = self.helds[0].row
+        return row.job_id, row.correlation_id
+
     def attempt(self) -> Attempt:
         """Return the attempt as middlewares see it."""
         return Attempt(job=self.jobs[0], jobs=self.jobs, conn=self.given)
@@ -124,13 +132,17 @@ async def run_on_loop(call: Call) -> Any:
     """Call a coroutine handler; return its result."""
     positional, named = call.arguments()
     call.started = True
-    if call.around:
-        return await _within_async(call, positional, named)
+    token = RUNNING.set(call.parent())
     try:
-        result = call.kind.function(*positional, **named)
-        return ran(await result if inspect.isawaitable(result) else result, call.kind.name)
+        if call.around:
+            return await _within_async(call, positional, named)
+        try:
+            result = call.kind.function(*positional, **named)
+            return ran(await result if inspect.isawaitable(result) else result, call.kind.name)
+        finally:
+            end_if_copy()
     finally:
-        end_if_copy()
+        RUNNING.reset(token)
 
 
 @calls_handlers
@@ -164,7 +176,9 @@ def call_plainly(call: Call) -> Any:
     # The call has a separate context: what a handler or a middleware sets there, such as a tenant
     # or a language, does not reach the next job of this thread.
     run = _within if call.around else _alone
-    return contextvars.copy_context().run(run, call, positional, named)
+    context = contextvars.copy_context()
+    context.run(RUNNING.set, call.parent())
+    return context.run(run, call, positional, named)
 
 
 @calls_handlers
