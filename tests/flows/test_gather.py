@@ -59,7 +59,8 @@ async def test_the_callback_gets_the_results_in_order(app, conn):
     await run_retries(app, conn)
     assert got == [(7, [2, "A", 10, 12], [])]
     assert state(conn, job) == "done"
-    assert conn.execute("select nr, outcome, value from forebay.gathered(%s)", [job]).fetchall() == [
+    gathered = conn.execute("select nr, outcome, value from forebay.gathered(%s)", [job])
+    assert gathered.fetchall() == [
         (1, "done", "2"), (2, "done", '"A"'), (3, "done", "10"), (4, "done", "12"),
     ]  # fmt: skip
 
@@ -294,7 +295,9 @@ async def test_a_callback_that_was_made_due_looks_again(app, conn):
     """An operator lets it run too early: it waits, and runs when the jobs have ended."""
     double, _, _, whole, got, _ = declared(app)
     job = forebay.gather(conn, double.using(delay=30).calls([1]), then=whole.callback(7))
-    conn.execute("select forebay.change_jobs('retry', %s, most => 10)", [json.dumps({"ids": [job]})])
+    conn.execute(
+        "select forebay.change_jobs('retry', %s, most => 10)", [json.dumps({"ids": [job]})]
+    )
     await run_retries(app, conn)
     assert got == []
     shift_clock(conn, 100)
@@ -514,3 +517,17 @@ def test_callbacks_survive_killed_workers(conn, workers, effects):
     wait_for(lambda: sums() >= gathers, 120, lambda: workers.logs)
     assert one(conn, "select count(*) from booking where what <> '6'") == 0
     assert one(conn, "select count(*) from forebay.dead_letter") == 0
+
+
+def test_in_a_test_the_results_are_arguments(app):
+    """`perform` reads no results: it gets them."""
+    from forebay.testing import perform
+
+    got = []
+
+    @app.job()
+    def whole(results: list[int], died: list[dict[str, Any]]) -> None:
+        got.append((results, died))
+
+    assert perform(whole, [1, 2], died=[]).outcome == "done"
+    assert got == [([1, 2], [])]

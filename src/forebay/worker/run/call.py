@@ -15,6 +15,7 @@ import msgspec
 from forebay._family import RUNNING
 from forebay.arguments.results import ran
 from forebay.db.session import cut
+from forebay.errors import JobCancelled
 from forebay.forks import end_if_copy
 from forebay.model.middleware import Attempt
 from forebay.policy.around import run_within, run_within_async
@@ -77,8 +78,11 @@ class Call(msgspec.Struct, eq=False, weakref=True):
         self._jobs = None
 
     def parent(self) -> tuple[int, str | None] | None:
-        """Return what the jobs learn of this one that its handler enqueues; None for a batch."""
-        if self.kind.is_batch:
+        """Return what the jobs learn of this one that its handler enqueues.
+
+        None for a batch, and for a call that a test makes without a worker: its job has no row.
+        """
+        if self.kind.is_batch or self.task is None:
             return None
         row = self.helds[0].row
         return row.job_id, row.correlation_id
@@ -104,10 +108,16 @@ class Call(msgspec.Struct, eq=False, weakref=True):
         self.why = self.why or why
         if self.context is not None:
             self.context.request_stop(why)
-        if self.kind.is_async or self.in_child:
+        if self.flow is not None and self.kind.is_async and self._is_cancelled(why):
+            self.flow.cancel(why)
+        elif self.kind.is_async or self.in_child:
             self.task.cancel()  # This kills a child process.
         elif self.thread_call is not None:
             threads.interrupt(self.thread_call, _ready_made(why))
+
+    def _is_cancelled(self, why: HandlerError) -> bool:
+        # A job that was given away, when its worker stops or has lost it, has ended here.
+        return isinstance(why, JobCancelled) and not self.helds[0].ended
 
     def cut(self) -> None:
         """Close the socket of the call's transaction, if any, so that it can no longer commit."""
