@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.anyio
 GATHER = """select forebay.enqueue_gather('[{"kind": "part"}]', '{"kind": "whole"}')"""
 LAST_ERROR = "select errors -> -1 ->> %s from forebay.dead_letter where job_id = %s"
 PROMOTE = "select forebay.promote_v1()"
-FLAVOURS = ["async", "thread", "transaction", "batch"]
+FLAVOURS = ["async", "thread", "transaction", "batch", "raw"]
 
 
 def declared(app: forebay.App, **options: Any):
@@ -91,6 +92,13 @@ async def test_each_kind_of_handler_can_be_a_callback(app, conn, flavour):
         def whole(jobs: list[forebay.Job]) -> None:
             for job in jobs:
                 conn.execute(insert, [json.dumps(job.args["results"]), job.args["n"]])
+    elif flavour == "raw":
+
+        @app.batch_job(size=10)
+        def whole(jobs: list[msgspec.Raw]) -> None:
+            for job in jobs:
+                args = msgspec.json.decode(job)
+                conn.execute(insert, [json.dumps(args["results"]), args["n"]])
     else:
 
         @app.job()
