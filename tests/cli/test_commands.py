@@ -43,6 +43,7 @@ def test_an_enqueued_job_is_listed_shown_and_cancelled(forebay):
     (shown,) = forebay("jobs", "show", made["job_id"], "--json").json
     history = {name: shown.pop(name) for name in ("errors", "flow", "progress", "result")}
     assert history == {"errors": [], "flow": None, "progress": None, "result": None}
+    assert shown.pop("family") == {"parent": None, "children": [], "is_complete": True}
     assert set(listed) == set(shown) == JOB_KEYS
     assert {**listed, "place": None} == {**shown, "place": None}
     assert (listed["state"], listed["args"], listed["tag"]) == ("ready", {"id": 7}, "x")

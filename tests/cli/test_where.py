@@ -241,3 +241,17 @@ def test_jobs_of_a_faulty_run_are_answered_right(database, conn, request):
         errors = [error.message for history in found.histories for error in history.errors]
         if last in ("retried", "dead"):
             assert errors[-1] == f"{job}/{len(ledger[job])}"
+
+
+def test_a_family_is_on_the_screen(where, forebay, conn):
+    """The job whose handler made it, and what it has enqueued, also in `jobs show`."""
+    first = enqueue(conn, kind="receive")
+    headers = json.dumps({"forebay-parent": str(first)})
+    second = enqueue(conn, kind="pack", headers=headers)
+    third = enqueue(conn, kind="send", headers=json.dumps({"forebay-parent": str(second)}))
+    for screen in ("\n".join(lines(where(second))), forebay("jobs", "show", second).out):
+        assert f"job {first}  receive, ready" in screen
+        assert f"{third} send" in screen
+    assert where(first, "--json").json["family"]["children"] == [
+        {"job_id": second, "kind": "pack", "state": "ready"}
+    ]

@@ -186,7 +186,7 @@ def test_a_bad_mapping_is_refused(database, conn, item):
 
 
 def test_a_handler_of_subjects_enqueues_no_jobs(crawl):
-    for name in ("enqueue", "aenqueue", "enqueue_now", "enqueue_many"):
+    for name in ("enqueue", "aenqueue", "enqueue_now", "enqueue_many", "calls", "callback"):
         with pytest.raises(AttributeError, match=r"crawl\.push"):
             getattr(crawl, name)
     crawl("x")  # It is still a function.

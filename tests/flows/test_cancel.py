@@ -1,14 +1,19 @@
 """A flow that is cancelled while it waits may compensate; its children are cancelled with it."""
 
 import json
+import logging
+import threading
+import time
 
+import anyio
 import pytest
 
 import forebay
 from forebay.errors import ChildrenDied, JobCancelled
 from tests.support.engine import one, state
-from tests.support.fix_worker import run_until_idle
+from tests.support.fix_worker import run_until_idle, running
 from tests.support.mutant import break_function
+from tests.support.waiting import wait_for_async
 
 pytestmark = pytest.mark.anyio
 
@@ -210,3 +215,66 @@ def test_a_cancellation_costs_nothing_without_flows(conn):
     job = enqueue(conn)
     assert one(conn, "select forebay.cancel(%s)", job) == "cancelled"
     assert one(conn, "select count(*) from forebay.deferred") == 0
+
+
+@pytest.mark.parametrize("place", ["in a step", "before a step"])
+async def test_a_flow_that_is_cancelled_while_it_runs_compensates(app, conn, place, caplog):
+    """The verb that it waits for raises JobCancelled, or the next one; its steps are recorded."""
+    caplog.set_level(logging.INFO)
+    seen = []
+    started, go_on = anyio.Event(), anyio.Event()
+
+    async def charge() -> str:
+        started.set()
+        await anyio.sleep_forever()
+        return "charged"
+
+    @app.job()
+    async def work(ctx: forebay.Context) -> None:
+        await ctx.step("first", lambda: None)
+        try:
+            if place == "before a step":
+                started.set()
+                await go_on.wait()
+            await ctx.step("charge", charge)
+        except JobCancelled:
+            await ctx.step("refund", seen.append, "refund")
+            raise
+
+    job = work.enqueue(conn)
+    async with running(app):
+        with anyio.fail_after(30):
+            await started.wait()
+        assert one(conn, "select forebay.cancel(%s)", job) == "requested"
+        if place == "before a step":
+            await wait_for_async(lambda: "was cancelled; stopping" in caplog.text, 30)
+            go_on.set()
+        await wait_for_async(lambda: state(conn, job) == "cancelled", 30)
+    assert seen == ["refund"]
+    names = conn.execute("select name from forebay.step order by no").fetchall()
+    assert [row[0] for row in names] == ["first", "refund"]
+
+
+async def test_a_worker_that_stops_lets_no_flow_compensate(app, conn):
+    """Its job goes on elsewhere: a verb behind `except JobCancelled` ends the attempt."""
+    seen = []
+    started = threading.Event()
+
+    @app.job()
+    def work(ctx: forebay.Context) -> None:
+        ctx.step("first", lambda: None)
+        try:
+            started.set()
+            while True:
+                time.sleep(0.01)
+        except JobCancelled:
+            seen.append("cancelled")
+            ctx.step("refund", seen.append, "refund")
+            raise
+
+    job = work.enqueue(conn)
+    async with running(app):
+        await wait_for_async(started.is_set, 30)
+    assert state(conn, job) == "ready"
+    assert "refund" not in seen
+    assert one(conn, "select count(*) from forebay.step where name = 'refund'") == 0

@@ -570,3 +570,42 @@ async def test_two_parks_in_a_task_group_are_refused_at_once(app, conn):
     job = await a_flow(app, conn, body)
     assert state(conn, job) == "dead"
     assert last_error(conn, job)["attempt"] == 1
+
+
+async def test_steps_in_loops_whose_items_are_done_are_not_missed(app, conn, caplog):
+    """No warning for them; one for a step that the code does not have any more."""
+    attempts = []
+
+    @app.job(retry=SOON)
+    def work(ctx: forebay.Context) -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            ctx.step("gone", lambda: None)
+        for line in ctx.each("lines", [1, 2], key=lambda line: line):
+            ctx.step("line", lambda: None, key=line)
+        if len(attempts) == 1:
+            raise ValueError
+
+    work.enqueue(conn)
+    await run_retries(app, conn)
+    warned = [record.getMessage() for record in caplog.records if "did not ask" in record.msg]
+    assert len(warned) == 1
+    assert warned[0].endswith("recorded steps: gone")
+
+
+async def test_the_log_counts_the_attempts_of_a_step(app, conn, caplog):
+    """By the policy of the step, also in the history of the job."""
+    policy = forebay.RetryPolicy(max_attempts=2, strategy="fixed", base_seconds=0.001)
+
+    def fail() -> None:
+        raise ConnectionError
+
+    @app.job()
+    def work(ctx: forebay.Context) -> None:
+        ctx.step("post", fail, retry=policy)
+
+    work.enqueue(conn)
+    await run_retries(app, conn)
+    (retried,) = [one.getMessage() for one in caplog.records if "runs again" in one.msg]
+    assert "attempt 1 of 2, failed" in retried
+    assert one(conn, "select errors -> 0 -> 'max_attempts' from forebay.dead_letter") == 2

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -16,8 +17,10 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.anyio
 
+GATHER = """select forebay.enqueue_gather('[{"kind": "part"}]', '{"kind": "whole"}')"""
+LAST_ERROR = "select errors -> -1 ->> %s from forebay.dead_letter where job_id = %s"
 PROMOTE = "select forebay.promote_v1()"
-FLAVOURS = ["async", "thread", "transaction", "batch"]
+FLAVOURS = ["async", "thread", "transaction", "batch", "raw"]
 
 
 def declared(app: forebay.App, **options: Any):
@@ -57,7 +60,8 @@ async def test_the_callback_gets_the_results_in_order(app, conn):
     await run_retries(app, conn)
     assert got == [(7, [2, "A", 10, 12], [])]
     assert state(conn, job) == "done"
-    assert conn.execute("select nr, outcome, value from forebay.gathered(%s)", [job]).fetchall() == [
+    gathered = conn.execute("select nr, outcome, value from forebay.gathered(%s)", [job])
+    assert gathered.fetchall() == [
         (1, "done", "2"), (2, "done", '"A"'), (3, "done", "10"), (4, "done", "12"),
     ]  # fmt: skip
 
@@ -84,10 +88,17 @@ async def test_each_kind_of_handler_can_be_a_callback(app, conn, flavour):
             ctx.conn.execute(insert, [json.dumps(results), n])
     elif flavour == "batch":
 
-        @app.batch_job(max_size=10)
+        @app.batch_job(size=10)
         def whole(jobs: list[forebay.Job]) -> None:
             for job in jobs:
                 conn.execute(insert, [json.dumps(job.args["results"]), job.args["n"]])
+    elif flavour == "raw":
+
+        @app.batch_job(size=10)
+        def whole(jobs: list[msgspec.Raw]) -> None:
+            for job in jobs:
+                args = msgspec.json.decode(job)
+                conn.execute(insert, [json.dumps(args["results"]), args["n"]])
     else:
 
         @app.job()
@@ -120,7 +131,7 @@ async def test_a_handler_gets_only_what_it_names(app, conn):
     forebay.gather(conn, part.calls([3]), then=both.call())
     both.enqueue(conn)
     await run_retries(app, conn)
-    assert sorted(ran, key=str) == [[3], None, "plain"]
+    assert sorted(ran, key=str) == [None, [3], "plain"]
 
 
 async def test_without_jobs_it_runs_at_once(app, conn):
@@ -175,10 +186,8 @@ async def test_what_died_kills_the_callback_which_is_redriven_with_it(app, conn)
     job = forebay.gather(conn, calls, then=whole.callback(7))
     await run_retries(app, conn)
     assert state(conn, job) == "dead"
-    error = one(
-        conn, "select errors -> -1 ->> 'type' from forebay.dead_letter where job_id = %s", job
-    )
-    assert error == "ChildrenDied"
+    error = one(conn, LAST_ERROR, "type", job)
+    assert error == "forebay.errors.ChildrenDied"
     fixed.append(True)
     letters = "select dead_id from forebay.dead_letter where kind = 'bad' order by 1"
     first, second = (row[0] for row in conn.execute(letters).fetchall())
@@ -226,8 +235,8 @@ async def test_a_callback_may_have_steps(app, conn):
     @app.job(retry=forebay.RetryPolicy(base_seconds=0.001))
     def whole(ctx: forebay.Context, results: list[int]) -> None:
         ctx.step("first", steps.append, sum(results))
-        ctx.step("more", steps.append, ctx.gather("more", part.calls(results)))
-        if ctx.attempt == 1 and len(steps) < 3:
+        ctx.step("second", steps.append, ctx.gather("more", part.calls(results)))
+        if len(steps) < 3:
             steps.append("failed")
             raise ValueError
 
@@ -294,8 +303,9 @@ async def test_a_callback_that_was_made_due_looks_again(app, conn):
     """An operator lets it run too early: it waits, and runs when the jobs have ended."""
     double, _, _, whole, got, _ = declared(app)
     job = forebay.gather(conn, double.using(delay=30).calls([1]), then=whole.callback(7))
-    changed = "select forebay.change_jobs('retry', jsonb_build_object('ids', jsonb_build_array(%s::bigint)))"
-    conn.execute(changed, [job])
+    conn.execute(
+        "select forebay.change_jobs('retry', %s, most => 10)", [json.dumps({"ids": [job]})]
+    )
     await run_retries(app, conn)
     assert got == []
     shift_clock(conn, 100)
@@ -323,9 +333,7 @@ async def test_a_result_that_was_not_kept_is_no_result(app, conn):
     forebay.gather(conn, [large.call()], then=without)
     await run_retries(app, conn)
     assert got == ["without"]
-    error = one(
-        conn, "select errors -> -1 ->> 'message' from forebay.dead_letter where job_id = %s", job
-    )
+    error = one(conn, LAST_ERROR, "message", job)
     assert "result_bytes_max" in error
 
 
@@ -338,9 +346,7 @@ async def test_a_result_of_another_type_is_refused(app, conn):
 
     job = forebay.gather(conn, double.calls([1]), then=wants_text)
     await run_retries(app, conn)
-    error = one(
-        conn, "select errors -> -1 ->> 'message' from forebay.dead_letter where job_id = %s", job
-    )
+    error = one(conn, LAST_ERROR, "message", job)
     assert "results" in error
 
 
@@ -480,7 +486,7 @@ async def test_a_hundred_thousand_jobs(app, conn):
     """In one statement, with one callback."""
     sums = []
 
-    @app.batch_job(max_size=1000)
+    @app.batch_job(size=1000)
     def part(jobs: list[forebay.Job]) -> None: ...
 
     @app.job()
@@ -499,12 +505,11 @@ async def test_a_hundred_thousand_jobs(app, conn):
 def test_callbacks_survive_killed_workers(conn, workers, effects):
     """Each callback ends once, with all results, in whatever kind of handler."""
     gathers = 30
+    kinds = (flow_app.sum_plainly, flow_app.sum_in_process, flow_app.sum_in_transaction)
     conn.execute("create table booking (what text, entry integer)")
     options = {"app": "tests.support.flow_app:app", "concurrency": 4}
     for order in range(gathers):
-        kind = (flow_app.sum_plainly, flow_app.sum_in_process, flow_app.sum_in_transaction)[
-            order % 3
-        ]
+        kind = kinds[order % 3]
         forebay.gather(
             conn, flow_app.label.calls((order, nr) for nr in range(4)), then=kind.callback(order)
         )  # fmt: skip
@@ -520,3 +525,17 @@ def test_callbacks_survive_killed_workers(conn, workers, effects):
     wait_for(lambda: sums() >= gathers, 120, lambda: workers.logs)
     assert one(conn, "select count(*) from booking where what <> '6'") == 0
     assert one(conn, "select count(*) from forebay.dead_letter") == 0
+
+
+def test_in_a_test_the_results_are_arguments(app):
+    """`perform` reads no results: it gets them."""
+    from forebay.testing import perform
+
+    got = []
+
+    @app.job()
+    def whole(results: list[int], died: list[dict[str, Any]]) -> None:
+        got.append((results, died))
+
+    assert perform(whole, [1, 2], died=[]).outcome == "done"
+    assert got == [([1, 2], [])]

@@ -311,7 +311,11 @@ def test_what_belongs_to_the_work_carries_over(database):
             "kind": "follow",
             "tag": "web",
             "correlation_id": "c",
-            "headers": {"traceparent": "00-1", "forebay-follow-up": "1"},
+            "headers": {
+                "traceparent": "00-1",
+                "forebay-follow-up": "1",
+                "forebay-parent": str(batch.job_ids[0]),
+            },
             "ordering_key": None,
             "limit_key": "tenant",
             "max_attempts": None,
@@ -340,8 +344,9 @@ def test_the_options_of_the_follow_up_win(database):
         assert reader.settle(batch.claim_no, ended=ended) == "settled"
         (found,) = follow_ups(conn)
         assert found.pop("expires_in").total_seconds() == 60
-        assert found.pop("headers") == {"a": "b", "forebay-follow-up": "1"}
         assert found.pop("args")["job_id"] == batch.job_ids[0]
+        parent = {"forebay-parent": str(batch.job_ids[0])}
+        assert found.pop("headers") == {"a": "b", "forebay-follow-up": "1"} | parent
         wanted = {name: value for name, value in options.items() if name in found}
         assert found == wanted | {"kind": "follow"}
         later = conn.execute(

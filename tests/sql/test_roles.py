@@ -110,12 +110,13 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 @pytest.mark.slow
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Thirteen functions, those of backfills and of subjects, and not one table, sequence or
+    """Fifteen functions, those of backfills and of subjects, and not one table, sequence or
     column.
     """
     calls = {
         "enqueue",
         "enqueue_each",
+        "enqueue_gather",
         "enqueue_many",
         "enqueue_unique",
         "cancel",

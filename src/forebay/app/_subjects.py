@@ -39,6 +39,7 @@ EVERY_SECONDS_MAX: Final = 100 * 360 * 86_400
 #: What enqueues a job: a handler of subjects has none of it.
 _ENQUEUES: Final = (
     "enqueue", "aenqueue", "enqueue_now", "aenqueue_now", "enqueue_many", "aenqueue_many",
+    "calls", "callback",
 )  # fmt: skip
 
 

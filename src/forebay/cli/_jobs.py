@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from forebay.cli import _archive, _change
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of, run
+from forebay.cli._family import children_text, relative_text
 from forebay.cli._steps import flow_json, print_steps, rewind
 from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
@@ -176,11 +177,13 @@ def show(
     found = client.job(job_id)
     histories = {history.group: history for history in client.job_history(job_id)}
     flows = {flow.group: flow for flow in client.flow(job_id, values=values)}
+    family = client.family(job_id)
     if as_json:
         print_json(
             [
                 _with_history(job, histories.get(job.group))
                 | {"flow": flow_json(flows.get(job.group), values=values)}
+                | {"family": asdict(family)}
                 for job in found
             ]
         )
@@ -192,7 +195,12 @@ def show(
         if number:
             out.print()
         history = histories.get(job.group)
-        out.print(_facts(job, history, answers.get(job.group)))
+        rows = _facts(job, history, answers.get(job.group))
+        if not number and family.parent is not None:
+            rows.add_row("parent", relative_text(family.parent))
+        if not number and (children := children_text(family)):
+            rows.add_row("enqueued", children)
+        out.print(rows)
         if job.group in flows:
             print_steps(out, flows[job.group], values=values)
         for error in history.errors if history else ():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 from forebay.cli._commands import argument
 from forebay.cli._database import client_of
+from forebay.cli._family import children_text, relative_text
 from forebay.cli._steps import newest_step
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
@@ -103,7 +104,7 @@ def _screen(found: Whereabouts, width: int) -> Iterator[Text]:
     job = described[0]
     title = Text(f"job {job.job_id}  ", style="bold")
     yield title.append(call_text(job.kind, shown_args(job)), style="not bold")
-    facts = list(_about(job, found.attempts))
+    facts = list(_about(found, job))
     for one in described[:_GROUPS_MAX]:
         facts += _group(found, one, with_name=len(described) > 1)
     if len(described) > _GROUPS_MAX:
@@ -126,17 +127,22 @@ def _other(jobs: Sequence[JobStatus]) -> Text:
     )
 
 
-def _about(job: JobStatus, attempts: Sequence[JobAttempt]) -> Iterator[tuple[str, str | Text]]:
+def _about(found: Whereabouts, job: JobStatus) -> Iterator[tuple[str, str | Text]]:
     tags = [f"queue {job.queue}", f"priority {job.priority}"]
     if job.tag:
         tags.append(f"tag {job.tag}")
     if job.correlation_id:
         tags.append(f"correlation id {job.correlation_id}")
     yield "in", _cut(", ".join(tags))
-    yield "made", _cut(_maker(job, attempts))
+    yield "made", _cut(_maker(job, found.attempts))
     if job.redriven_from is not None:
         yield "from", f"dead letter {job.redriven_from_dead_id} of job {job.redriven_from}"
+    if (parent := found.family.parent) is not None:
+        yield "parent", _cut(relative_text(parent))
+    if children := children_text(found.family):
+        yield "enqueued", _cut(children)
     headers = dict(job.headers or {})
+    headers.pop("forebay-parent", None)
     if "forebay-replayed-from" in headers:
         origin = headers.pop("forebay-replayed-from")
         yield "from", f"job {origin}, replay {headers.pop('forebay-replay', '-')}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from forebay.db.drivers import run, run_async
 from forebay.errors import InvalidJob, shown
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from forebay.model import JobId
     from forebay.ops.operation import Operation
 
+OnDead = Literal["raise", "collect"]
+
 #: Jobs of one gather.
 _JOBS_MOST: Final = 100_000
 
@@ -22,8 +24,20 @@ _JOBS_MOST: Final = 100_000
 _BYTES_MOST: Final = 200_000_000
 
 
+class Callback(Protocol):
+    """A handler whose job may be a callback."""
+
+    def callback(self, /) -> Call:
+        """Return the job, without the arguments that the worker gives."""
+
+
 def gather(
-    conn: SyncConnection, calls: Iterable[Call], /, *, then: Any, on_dead: str = "raise"
+    conn: SyncConnection,
+    calls: Iterable[Call],
+    /,
+    *,
+    then: Call | Callback,
+    on_dead: OnDead = "raise",
 ) -> JobId:
     """Enqueue jobs of any kinds, and one that runs when the last of them has ended.
 
@@ -58,7 +72,12 @@ def gather(
 
 
 async def agather(
-    conn: AsyncConnection, calls: Iterable[Call], /, *, then: Any, on_dead: str = "raise"
+    conn: AsyncConnection,
+    calls: Iterable[Call],
+    /,
+    *,
+    then: Call | Callback,
+    on_dead: OnDead = "raise",
 ) -> JobId:
     """Asynchronous form of ``gather``."""
     return await run_async(conn, _operation(calls, then, on_dead))

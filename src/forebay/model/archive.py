@@ -9,6 +9,7 @@ from typing import Literal
 from forebay._dataclass import dataclass
 from forebay.model.explanation import Explanation
 from forebay.model.flows import FlowState
+from forebay.model.job import JobState
 from forebay.model.status import JobHistory, JobStatus
 
 #: How a job was found by ``where``.
@@ -51,6 +52,37 @@ class JobAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Relative:
+    """A job that another one enqueued, or that enqueued it.
+
+    Attributes:
+        job_id: its id.
+        kind: None if the job is past retention.
+        state: in its first group; None if the job is past retention.
+    """
+
+    job_id: int
+    kind: str | None = None
+    state: JobState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What enqueued a job, and what it has enqueued.
+
+    Attributes:
+        parent: the job whose handler enqueued it, that it follows, or that gathers it; None for
+            none.
+        children: the newest jobs that it has enqueued so.
+        is_complete: whether the search for children was complete; else there may be more.
+    """
+
+    parent: Relative | None = None
+    children: Sequence[Relative] = ()
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
     """Where a job is, and what happens next.
 
@@ -67,6 +99,7 @@ class Whereabouts:
         flows: the steps that it has recorded, by group.
         explanations: what it waits for, or what became of it, by group.
         next_steps: what happens next, by group.
+        family: what enqueued it, and what it has enqueued.
     """
 
     what: str
@@ -79,6 +112,7 @@ class Whereabouts:
     explanations: Sequence[Explanation]
     next_steps: Mapping[str, str]
     flows: Sequence[FlowState] = ()
+    family: Family = Family()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,8 @@ class JobOptions:
             in seconds or as a timedelta; negative means now. Not together with ``run_at``.
         expires_at: from this instant on the job is not started; later than ``run_at``.
         max_attempts: maximum number of attempts, 1 to 10,000.
-        correlation_id: passed to the handler unchanged, at most 200 characters.
+        correlation_id: passed to the handler unchanged, at most 200 characters. In a handler, None
+            is that of its job.
         headers: at most 64 text entries, at most 8 kB in total.
         unique: what to do if a job with the same key exists: ``Once``, ``Idempotent``,
             ``Coalesce``, ``Replace``, ``Debounce`` or ``Throttle``.

@@ -11,9 +11,9 @@ import msgspec
 from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model import JobState, checks
-from forebay.model.archive import FoundJobs, JobAt, Replay, ReplayPlan
-from forebay.ops.jobs import LIST_MAX, STATUS
-from forebay.ops.operation import Operation
+from forebay.model.archive import Family, FoundJobs, JobAt, Replay, ReplayPlan
+from forebay.ops.jobs import LIST_MAX, STATUS, checked_id
+from forebay.ops.operation import Operation, scalar
 from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
@@ -206,5 +206,30 @@ def jobs_at(at: datetime, queue: str | None, limit: int) -> Operation[list[JobAt
             "at": checks.instant_text(at, "at"),
             "queue": queue,
             "limit": checks.checked_integer(limit, "limit", least=1, most=10_000),
+        },
+    )
+
+
+#: The family of a job, one row.
+FAMILY: Final = """\
+select jsonb_build_object(
+    'parent', (array_agg(jsonb_build_object('job_id', f.relative, 'kind', f.kind, 'state', f.state))
+               filter (where f.relation operator(pg_catalog.=) 'parent'))[1],
+    'children', coalesce(jsonb_agg(
+        jsonb_build_object('job_id', f.relative, 'kind', f.kind, 'state', f.state)
+        order by f.relative desc) filter (where f.relation operator(pg_catalog.=) 'child' and f.relative is not null),
+        '[]'),
+    'is_complete', coalesce(bool_and(f.is_last), true))::text
+from forebay.family(%(job_id)s::bigint, %(most)s::integer) f"""
+
+
+def family(job_id: int, most: int) -> Operation[Family]:
+    """Return the call that finds what enqueued a job, and what it has enqueued."""
+    return Operation(
+        FAMILY,
+        lambda rows: msgspec.json.decode(scalar(rows), type=Family),
+        {
+            "job_id": checked_id(job_id, "job_id"),
+            "most": checks.checked_integer(most, "most", least=1, most=100),
         },
     )

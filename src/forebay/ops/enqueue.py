@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from forebay._family import PARENT_HEADER, RUNNING
 from forebay.errors import EnqueueError, InvalidJob, shown
 from forebay.model import JobId, JobOptions, checks
 from forebay.model.options import KEPT_OPTION_NAMES, OPTION_NAMES
@@ -98,6 +99,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 def enqueue(call: Call) -> Operation[JobId]:
     """Return the call that enqueues one job and returns its id."""
+    if (parent := RUNNING.get()) is not None:
+        call = _with_options(call, in_family(call.options, parent))
     parameters = _parameters(call.kind, call.options)
     parameters["args"] = call.args
     parameters["expires_in"] = call.expires_in_seconds
@@ -106,6 +109,31 @@ def enqueue(call: Call) -> Operation[JobId]:
         parameters["unique_as"] = _json(call.options.unique.as_json())
         return Operation(_ENQUEUE_UNIQUE, _unique_job_id, parameters)
     return Operation(_ENQUEUE, _job_id, parameters)
+
+
+def in_family(options: JobOptions, parent: tuple[int, str | None]) -> JobOptions:
+    """Return the options of a job with what it has from the job whose handler enqueues it.
+
+    Args:
+        options: as given; a correlation id there counts.
+        parent: id and correlation id of that job.
+    """
+    job_id, correlation_id = parent
+    headers = options.headers or {}
+    # A header more must not make an enqueue fail.
+    if len(headers) < checks.HEADERS_COUNT_MAX and (
+        not headers or len(_json(headers).encode()) < checks.HEADERS_BYTES_MAX - 100
+    ):
+        headers = {PARENT_HEADER: str(job_id), **headers}
+    return replace(
+        options,
+        headers=headers or None,
+        correlation_id=options.correlation_id or correlation_id,
+    )
+
+
+def _with_options(call: Call, options: JobOptions) -> Call:
+    return msgspec.structs.replace(call, options=options)
 
 
 def _parameters(kind: str, options: JobOptions) -> dict[str, Any]:
@@ -177,6 +205,9 @@ class Chunks:
         #: Complete jobs, if the calls of a chunk differ in more.
         self._texts: list[str] = []
         self._opening: tuple[Call, str] | None = None
+        #: The job whose handler enqueues, and the last options, without and with what it adds.
+        self._parent = RUNNING.get()
+        self._known: tuple[JobOptions | None, JobOptions] = (None, _NO_OPTIONS)
         self._bytes = 0
         #: The database's time; needed once a call has ``expires_in``.
         self.now: datetime | None = None
@@ -190,6 +221,7 @@ class Chunks:
 
     def add(self, call: Call) -> Operation[int] | None:
         """Add a call; return a statement if the chunk is full."""
+        call = self._in_family(call)
         # The statement for jobs that differ only in arguments supports no unique keys, and returns
         # no ids.
         if (
@@ -244,7 +276,15 @@ class Chunks:
 
     def text_of(self, call: Call) -> str:
         """Return a call as the JSON text of a job."""
+        call = self._in_family(call)
         return self._job(call, call.args)
+
+    def _in_family(self, call: Call) -> Call:
+        if self._parent is None:
+            return call
+        if call.options is not self._known[0]:
+            self._known = (call.options, in_family(call.options, self._parent))
+        return _with_options(call, self._known[1])
 
     def _job(self, call: Call, args: str) -> str:
         # Consecutive calls often differ only in arguments: the text before these is built once.

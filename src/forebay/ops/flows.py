@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from forebay._dataclass import dataclass
+from forebay._family import PARENT_HEADER
 from forebay.errors import InvalidJob, shown
 from forebay.model import JobId
 from forebay.model.flows import FlowState, RewindPlan
@@ -98,10 +99,6 @@ class Gathered(NamedTuple):
     problem: str | None
 
 
-#: The header that says whose child a job is.
-PARENT_HEADER: Final = "forebay-parent"
-
-
 #: The header of a callback that `forebay.enqueue_gather` enqueued; its value is `on_dead`.
 CALLBACK_HEADER: Final = "forebay-gather"
 
@@ -116,8 +113,8 @@ class _Parent(msgspec.Struct):
 
 def parent_of(headers: Any) -> _Parent | None:
     """Return which child of which gather a job is, by its headers; None for none."""
-    if not headers or PARENT_HEADER not in headers:
-        return None
+    if not headers or not headers.get(PARENT_HEADER, "").startswith("{"):
+        return None  # No parent, or one that does not wait for it.
     try:
         return msgspec.json.decode(headers[PARENT_HEADER], type=_Parent)
     except (msgspec.MsgspecError, TypeError):

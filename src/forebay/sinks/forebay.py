@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
+from forebay._family import PARENT_HEADER
 from forebay.config import masked_dsn
 from forebay.db.session import Session
 from forebay.errors import (
@@ -20,12 +21,16 @@ from forebay.errors import (
 )
 from forebay.model import checks
 from forebay.model.unique import Throttle
+from forebay.ops.flows import CALLBACK_HEADER
 from forebay.ops.operation import Operation
 from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sent, Sink
 from forebay.sinks._support import checked_number, checked_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+#: Headers that name jobs of this database.
+_OF_HERE: Final = (PARENT_HEADER, CALLBACK_HEADER)
 
 _ENQUEUE: Final = "select job_id, is_new from forebay.enqueue_each(%(jobs)s::jsonb)"
 _SEEN: Final = "select key, job_id from forebay.throttled(%(queue)s, %(keys)s)"
@@ -179,11 +184,13 @@ class ForebayDatabase(Sink):
         return [Accepted(str(job_id), is_duplicate=not is_new) for job_id, is_new in rows]
 
     def _job(self, message: Message) -> dict[str, Any]:
-        headers = {**message.headers, "forebay-id": message.id}
+        # What these name is in the other database.
+        given = {key: text for key, text in message.headers.items() if key not in _OF_HERE}
+        headers = {**given, "forebay-id": message.id}
         try:
             checks.checked_headers(headers)
         except InvalidJob:
-            headers = message.headers
+            headers = given
         queue, key = self._key(message)
         return {
             "kind": self._kinds.get(message.kind, message.kind),

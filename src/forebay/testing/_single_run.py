@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.model.job import CARRIED
 from forebay.model.middleware import around_attempts
 from forebay.ops.claimed import ClaimedJob
+from forebay.ops.flows import CALLBACK_HEADER
 from forebay.ops.protocol import Ended, ReadyLane
 from forebay.worker.ground.held import Batch, HeldJob, Lease
 from forebay.worker.ground.job_log import error_text
@@ -120,6 +121,11 @@ class SingleRun:
 
 
 def _row(job: Job, offset: int) -> ClaimedJob:
+    carried = {name: getattr(job, name) for name in CARRIED}
+    # The results for a callback are among its arguments here: no worker reads them.
+    carried["headers"] = {
+        name: text for name, text in job.headers.items() if name != CALLBACK_HEADER
+    } or None
     return ClaimedJob(
         seq=0,
         kind=job.kind,
@@ -129,7 +135,7 @@ def _row(job: Job, offset: int) -> ClaimedJob:
         expires_micros=None if job.expires_at is None else _micros(job.expires_at),
         attempt=job.attempt - 1,
         max_attempts=job.max_attempts,
-        **{name: getattr(job, name) for name in CARRIED},
+        **carried,
         offset=offset,
     )
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import InvalidJob, shown
-from forebay.model.archive import FoundAs, JobAttempt, Whereabouts
+from forebay.model.archive import Family, FoundAs, JobAttempt, Whereabouts
 from forebay.model.flows import FlowState
 from forebay.model.status import JobHistory, JobStatus
+from forebay.ops.archive import FAMILY
 from forebay.ops.flows import FLOW
 from forebay.ops.jobs import STATUS
 from forebay.ops.operation import Operation
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
 #: Most jobs of one correlation id or key that are shown.
 JOBS_MAX: Final = 20
 
+#: Most jobs that it has enqueued that are shown.
+RELATIVES_MAX: Final = 20
+
 _ATTEMPTS: Final = """\
 select to_jsonb(a) operator(pg_catalog.||)
     jsonb_build_object('group', a.group_name, 'xid', a.xid::text::bigint)
 from forebay.job_attempts(%(job_id)s::bigint) a"""
+
+_FAMILY: Final = FAMILY.replace("%(most)s", str(RELATIVES_MAX)).replace(")::text\n", ")\n")
 
 _CHOSEN: Final = "(select c.job_id from chosen c)"
 _ENDED: Final = "'{done,cancelled,expired,dead}'"
@@ -62,6 +68,7 @@ select json_build_object(
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
     'flows', {_details(FLOW)},
+    'family', {_details(_FAMILY)} operator(pg_catalog.->) 0,
     'facts', case when not exists (select from found f
                                     where f.job_id operator(pg_catalog.=) {_CHOSEN})
                     or exists (select from found f
@@ -82,6 +89,7 @@ class _Answer(msgspec.Struct):
     attempts: list[JobAttempt] | None
     histories: list[JobHistory] | None
     flows: list[Any] | None
+    family: Any | None
     facts: list[Any] | None
 
 
@@ -127,6 +135,7 @@ def _whereabouts(what: str, read: _Answer) -> Whereabouts:
         attempts=read.attempts or [],
         histories=read.histories or [],
         flows=[msgspec.convert(one, FlowState) for one in read.flows or ()],
+        family=Family() if read.family is None else msgspec.convert(read.family, Family),
         explanations=reasons,
         next_steps={
             match.job.group: next_step(match.job, by_group.get(match.job.group))

@@ -171,6 +171,8 @@ def producing(conn: psycopg.Connection[Any], cursor: psycopg.Cursor[dict[str, An
     send_welcome.enqueue_now(42)
     assert_type(send_welcome.enqueue_many(conn, (send_welcome.call(n) for n in range(9))), int)
     app.enqueue_many(conn, [send_welcome.call(1), with_context.call(2), index.call(Row(3))])
+    forebay.gather(conn, send_welcome.calls([1, 2]), then=send_welcome)
+    forebay.gather(conn, [send_welcome.call(1)], then=send_welcome.callback(7), on_dead="collect")
 
 
 async def producing_async(conn: psycopg.AsyncConnection[Any]) -> None:

@@ -11,7 +11,7 @@ from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
 from forebay.errors import ForebayError
 from forebay.model import JobState
-from forebay.model.archive import FoundJobs, JobAt, Replay, ReplayPlan, Whereabouts
+from forebay.model.archive import Family, FoundJobs, JobAt, Replay, ReplayPlan, Whereabouts
 from forebay.model.change import JobFilter
 from forebay.ops import archive
 from forebay.watch import where
@@ -35,6 +35,23 @@ class Archive(ClientBase):
             InvalidJob: ``what`` is empty or too long.
         """
         return self._run(conn, where.where(what))
+
+    def family(self, job_id: int, *, most: int = 20, conn: SyncConnection | None = None) -> Family:
+        """Return the job whose handler enqueued a job, and the newest jobs that it has enqueued.
+
+        The handler of a follow-up or of the child of a gather is enqueued by the job before it, or
+        by the parent. Jobs that a handler enqueues by SQL, and those of batch handlers, have no
+        parent. The search for children is bounded: ``is_complete`` says whether it saw all.
+
+        Args:
+            job_id: the job.
+            most: maximum number of children, 1 to 100.
+            conn: the connection to use. It needs the rights of an operator or reader.
+
+        Raises:
+            InvalidJob: ``most`` is out of range.
+        """
+        return self._run(conn, archive.family(job_id, most))
 
     def search_jobs(
         self,

@@ -15,7 +15,7 @@ from forebay.policy.claims import mean_duration
 from forebay.worker.ground.held import Raised
 from forebay.worker.ground.threads import NoThreadError
 from forebay.worker.run import endings
-from forebay.worker.run._callbacks import callback_item, is_callback
+from forebay.worker.run._callbacks import callback_item, is_callback, is_incomplete
 from forebay.worker.run._flow import Unwound
 from forebay.worker.run._transactions import previous_settled
 from forebay.worker.run.call import run_in_thread, run_on_loop
@@ -69,7 +69,7 @@ class CallRunner:
         """
         kind = call.kind
         try:
-            if not call.in_child and any(is_callback(held) for held in helds):
+            if not call.in_child and is_incomplete(call.items):
                 await self._give_results(call, helds)
             if call.in_child:
                 await self._run_in_process(call, helds)

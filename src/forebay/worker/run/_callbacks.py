@@ -38,6 +38,13 @@ def is_callback(held: HeldJob) -> bool:
     return headers is not None and CALLBACK_HEADER in headers
 
 
+def is_incomplete(items: list[Any]) -> bool:
+    """Whether a callback is among jobs that start: its arguments are not known yet."""
+    if len(items) == 1:  # Most calls; this runs for each.
+        return items[0] is None
+    return any(item is None for item in items)
+
+
 async def callback_item(kind: Kind, held: HeldJob, group: str, store: StepStore) -> Any:
     """Return what the handler gets for a callback: its arguments, and the results.
 

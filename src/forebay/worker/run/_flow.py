@@ -14,7 +14,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 
     from forebay.worker.run._step_store import StepStore
     from forebay.worker.run.call import Call
+
+
+#: How long a cancelled handler may go on until its next verb, and then compensate.
+NEXT_VERB_SECONDS: Final = 10.0
+COMPENSATES_SECONDS: Final = 60.0
 
 
 class Unwound(BaseException):
@@ -80,10 +85,63 @@ class Flow:
         self._next = 1
         self._bytes = 0
         self._open = 0
+        #: Why the job was cancelled while it ran; whether its handler knows; and whether its task
+        #: waits for a verb.
+        self._cancelled: JobCancelled | None = None
+        self._knows = False
+        self._waits = False
 
     def forgotten(self) -> list[str]:
-        """Return the names of the recorded steps that the handler has not asked for."""
-        return sorted({name for name, _ in (self._found or {}).keys() - self._asked})
+        """Return the names of the recorded steps that the handler has not asked for.
+
+        Not those of bodies of loops whose items were done: these have keys, and stand before the
+        checkpoint of their item.
+        """
+        found: set[str] = set()
+        in_loop = False
+        steps = (self._found or {}).values()
+        for step in sorted(steps, key=lambda step: step.no, reverse=True):
+            is_asked = (step.name, step.key) in self._asked
+            if step.kind == "e":
+                in_loop = is_asked
+            if not is_asked and not (in_loop and step.key is not None):
+                found.add(step.name)
+        return sorted(found)
+
+    def cancel(self, why: JobCancelled) -> None:
+        """Let a verb of the coroutine handler raise this: the one that it waits for, or the next.
+
+        The handler may compensate with further steps, for a time. Then its task is cancelled, as
+        that of any handler.
+        """
+        self._cancelled = why
+        if self._waits:
+            self.call.task.cancel()
+        self._end_in(NEXT_VERB_SECONDS, unless_known=True)
+
+    def _end_in(self, seconds: float, *, unless_known: bool) -> None:
+        def end() -> None:
+            if not (unless_known and self._knows):
+                self._knows = True
+                self.call.task.cancel()
+
+        self.call.timers.append(self.loop.call_later(seconds, end))
+
+    def _told(self) -> JobCancelled:
+        """Return what tells the handler that its job was cancelled, once."""
+        assert self._cancelled is not None
+        self._knows = True
+        self._end_in(COMPENSATES_SECONDS, unless_known=False)
+        return self._cancelled
+
+    def _raised(self, error: BaseException) -> BaseException:
+        """Return what a verb raises in place of an error of its call."""
+        task = self.call.task
+        is_news = self._cancelled is not None and not self._knows
+        if is_news and isinstance(error, asyncio.CancelledError) and asyncio.current_task() is task:
+            task.uncancel()
+            return self._told()
+        return error
 
     # --- what each verb does ---
 
@@ -212,6 +270,9 @@ class Flow:
     def _verb(self, name: object) -> Iterator[None]:
         if self.unwound is not None:
             raise self.unwound
+        if self.held.ended:
+            # The worker has given the job away: nothing may follow, not even a compensation.
+            raise self.end(shown(name), None)
         self._open += 1
         try:
             yield
@@ -240,12 +301,19 @@ class Flow:
     async def answer_async(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
         """Run a verb on the event loop of a coroutine handler."""
         with self._verb(name):
+            if self._cancelled is not None and not self._knows:
+                verb.close()
+                raise self._told()
+            is_own = asyncio.current_task() is self.call.task
             turn = _Turn(verb)
             while turn.proceeds():
+                self._waits = self._waits or is_own
                 try:
                     turn.reply = await turn.asked()
                 except BaseException as raised:
-                    turn.error = raised
+                    turn.error = self._raised(raised)
+                finally:
+                    self._waits = self._waits and not is_own
             return turn.result
 
 

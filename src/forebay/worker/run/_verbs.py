@@ -172,6 +172,8 @@ class Verbs:
         decision = policy.decide(error, job.attempt, random.random(), max_attempts=most)
         if not isinstance(decision, GiveUp):
             ended = Ended(0, "retried", after=decision.seconds)
+            # The log and the history count the attempts of the step.
+            job = msgspec.structs.replace(job, max_attempts=most)
             ended.error = error_record(job, described, message=f"step {shown}: {described.message}")
             if flow.progressed:
                 ended.attempts = 1

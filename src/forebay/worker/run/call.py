@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay._family import RUNNING
 from forebay.arguments.results import ran
 from forebay.db.session import cut
+from forebay.errors import JobCancelled
 from forebay.forks import end_if_copy
 from forebay.model.middleware import Attempt
 from forebay.policy.around import run_within, run_within_async
@@ -75,6 +77,16 @@ class Call(msgspec.Struct, eq=False, weakref=True):
         held.row.attempt = None
         self._jobs = None
 
+    def parent(self) -> tuple[int, str | None] | None:
+        """Return what the jobs learn of this one that its handler enqueues.
+
+        None for a batch, and for a call that a test makes without a worker: its job has no row.
+        """
+        if self.kind.is_batch or self.task is None:
+            return None
+        row = self.helds[0].row
+        return row.job_id, row.correlation_id
+
     def attempt(self) -> Attempt:
         """Return the attempt as middlewares see it."""
         return Attempt(job=self.jobs[0], jobs=self.jobs, conn=self.given)
@@ -96,10 +108,16 @@ class Call(msgspec.Struct, eq=False, weakref=True):
         self.why = self.why or why
         if self.context is not None:
             self.context.request_stop(why)
-        if self.kind.is_async or self.in_child:
+        if self.flow is not None and self.kind.is_async and self._is_cancelled(why):
+            self.flow.cancel(why)
+        elif self.kind.is_async or self.in_child:
             self.task.cancel()  # This kills a child process.
         elif self.thread_call is not None:
             threads.interrupt(self.thread_call, _ready_made(why))
+
+    def _is_cancelled(self, why: HandlerError) -> bool:
+        # A job that was given away, when its worker stops or has lost it, has ended here.
+        return isinstance(why, JobCancelled) and not self.helds[0].ended
 
     def cut(self) -> None:
         """Close the socket of the call's transaction, if any, so that it can no longer commit."""
@@ -124,13 +142,17 @@ async def run_on_loop(call: Call) -> Any:
     """Call a coroutine handler; return its result."""
     positional, named = call.arguments()
     call.started = True
-    if call.around:
-        return await _within_async(call, positional, named)
+    token = RUNNING.set(call.parent())
     try:
-        result = call.kind.function(*positional, **named)
-        return ran(await result if inspect.isawaitable(result) else result, call.kind.name)
+        if call.around:
+            return await _within_async(call, positional, named)
+        try:
+            result = call.kind.function(*positional, **named)
+            return ran(await result if inspect.isawaitable(result) else result, call.kind.name)
+        finally:
+            end_if_copy()
     finally:
-        end_if_copy()
+        RUNNING.reset(token)
 
 
 @calls_handlers
@@ -164,7 +186,9 @@ def call_plainly(call: Call) -> Any:
     # The call has a separate context: what a handler or a middleware sets there, such as a tenant
     # or a language, does not reach the next job of this thread.
     run = _within if call.around else _alone
-    return contextvars.copy_context().run(run, call, positional, named)
+    context = contextvars.copy_context()
+    context.run(RUNNING.set, call.parent())
+    return context.run(run, call, positional, named)
 
 
 @calls_handlers

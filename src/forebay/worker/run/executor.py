@@ -18,6 +18,7 @@ from forebay.worker.ground.threads import Threads
 from forebay.worker.run import endings
 from forebay.worker.run._call_queue import CallQueue
 from forebay.worker.run._call_runner import CallRunner
+from forebay.worker.run._callbacks import is_callback
 from forebay.worker.run._key_queues import KeyQueues
 from forebay.worker.run._loop_share import LoopShare
 from forebay.worker.run._places import Places
@@ -206,7 +207,7 @@ class Executor:
             return None
         name = helds[0].row.kind
         for held in helds:
-            if type(held.row) is not RawJob or held.row.kind != name:
+            if type(held.row) is not RawJob or held.row.kind != name or is_callback(held):
                 return None
         kind = self._kinds.get(name)
         return None if self.slots.runs_in_child(kind) else kind

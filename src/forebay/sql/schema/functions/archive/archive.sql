@@ -93,7 +93,16 @@ as $$
 $$;
 
 
--- The hash of what a job has: a kind, tag, correlation id, key, or subject.
+-- The job that enqueued a job, by its headers: its handler did, or it waits for its end. Null: none. Headers can be forged.
+create function forebay._parent_of(p_headers jsonb) returns bigint
+language sql immutable
+as $$
+    select coalesce(substring(p_headers ->> 'forebay-parent' from '^[0-9]{1,18}$'),
+                    substring(p_headers ->> 'forebay-parent' from '^[{]"nr": [0-9]{1,9}, "job": ([0-9]{1,18}), "gather": "[0-9]{1,19}"[}]$'))::bigint
+$$;
+
+
+-- The hash of what a job has: a kind, tag, correlation id, key, subject, or parent.
 create function forebay._term(p_name text, p_value text) returns integer
 language sql immutable
 as $$ select hashtext(p_name || ':' || p_value collate "C") $$;
@@ -106,7 +115,8 @@ as $$
 begin
     execute format(
         'with r as materialized (
-             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key, case when j.headers ? ''forebay-subject'' then forebay._subject_of(j.headers) end as subject
+             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key, case when j.headers ? ''forebay-subject'' then forebay._subject_of(j.headers) end as subject,
+                    case when j.headers ? ''forebay-parent'' then forebay._parent_of(j.headers)::text end as parent
              from forebay.log_%s j where j.seq >= $1 and j.seq < $2 and j.kind <> '''')
          insert into forebay.archive_block (lo, hi, segment_id, row_count, first_at, last_at, terms)
          select $1, $2, $3, count(*), min(r.enqueued_at), max(r.enqueued_at), array(
@@ -117,7 +127,8 @@ begin
                    union select ''ordering_key'', i.ordering_key from r i where i.ordering_key is not null
                    union select ''limit_key'', i.limit_key from r i where i.limit_key is not null
                    union select ''unique_key'', i.unique_key from r i where i.unique_key is not null
-                   union select ''subject'', i.subject from r i where i.subject is not null) u (name, value))
+                   union select ''subject'', i.subject from r i where i.subject is not null
+                   union select ''parent'', i.parent from r i where i.parent is not null) u (name, value))
          from r', p_segment_id) using p_lo, p_hi, p_segment_id;
 end
 $$;

@@ -45,7 +45,7 @@ begin
         ('callback', case when jsonb_typeof(callback -> 'headers') not in ('object', 'null') then 'headers must be a JSON object of strings' end, null),
         ('jobs', case when v_children > 100000 then format('%s jobs are more than 100000', v_children) end,
             'Let each job of a first gather enqueue a part of them.'),
-        ('jobs', case when jobs @? '$[*].unique_as ? (@ != null && @ != "none")' then 'a job has a unique key' end,
+        ('jobs', case when jobs @? '$[*].unique_as ? (@ != null && (@.type() != "string" || @ != "none"))' then 'a job has a unique key' end,
             'The key could belong to a job that is no part of the gather.')) p (field, problem, hint)
     where p.problem is not null limit 1;
     if found then

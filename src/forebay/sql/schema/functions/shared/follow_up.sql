@@ -41,7 +41,7 @@ $$;
 -- Parameters:
 --   p_follow_up  `kind`; as needed `queue`, `priority`, `delay` and `expires_in` (seconds), `max_attempts`, `tag`, `correlation_id`,
 --                `headers`, `ordering_key`, `limit_key`. What belongs to the work comes from the job that has ended: tag, correlation id,
---                limit key and headers, without those of the library
+--                limit key and headers, without those of the library; its parent is that job
 --   p_row        that job's row
 --   p_end        how it ended: the rest of the arguments, after its id, kind, group and arguments
 create function forebay._enqueue_follow_up(p_follow_up jsonb, p_row forebay.log, p_group_id bigint, p_end jsonb) returns void
@@ -70,7 +70,8 @@ begin
     j.args := jsonb_build_object('job_id', coalesce(p_row.job_id, p_row.seq), 'kind', p_row.kind, 'group', forebay._group_name(p_group_id),
                                  'args', p_row.args) || p_end;
     j.headers := (select coalesce(jsonb_object_agg(h.key, h.value), '{}') from jsonb_each(p_row.headers) h where h.key not like 'forebay-%')
-                 || coalesce(nullif(p_follow_up -> 'headers', 'null'), '{}') || jsonb_build_object('forebay-follow-up', v_nth::text);
+                 || coalesce(nullif(p_follow_up -> 'headers', 'null'), '{}') || jsonb_build_object(
+                     'forebay-follow-up', v_nth::text, 'forebay-parent', coalesce(p_row.job_id, p_row.seq)::text);
     if pg_sequence_last_value('forebay.kind_keys_seq') is not null then
         select d.limit_key, d.ordering_key into j.limit_key, j.ordering_key
         from forebay._declared_keys(v_kind, j.args, v_queue, j.limit_key, j.ordering_key, '"none"') d;
