@@ -55,16 +55,16 @@ def bench(
         option(
             "--compare NAMES",
             "Other engines to compare, separated by commas: classic, que, procrastinate, pgqueuer,"
-            " graphile-worker, pg-boss; 'none' for none. Default: those of Python that are "
-            "installed and that the scenario supports.",
+            " graphile-worker, pg-boss, absurd, dbos; 'none' for none. Default: those of Python"
+            " that are installed and that the scenario supports.",
         ),
     ] = None,
     peers: Annotated[
         bool,
         option(
             "--peers",
-            "Compare with all libraries that can be used here: pgqueuer, procrastinate, "
-            "and with node graphile-worker and"
+            "Compare with all libraries that can be used here: pgqueuer, procrastinate, absurd,"
+            " dbos, and with node graphile-worker and"
             " pg-boss, which npm installs into your cache folder.",
         ),
     ] = False,

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 _MODULES: Final = {
     "forebay": "forebay_bench._ours",
     "classic": "forebay_bench._classic",
+    "flows": "forebay_bench._flows",
     "pgqueuer": "forebay_bench.peers.pgqueuer",
     "procrastinate": "forebay_bench.peers.procrastinate",
+    "absurd": "forebay_bench.peers.absurd",
+    "dbos": "forebay_bench.peers.dbos",
 }
 
 _FULL_PAUSE_SECONDS: Final = 0.001

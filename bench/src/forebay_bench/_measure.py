@@ -9,12 +9,14 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import psycopg
+
+T = TypeVar("T")
 
 _TRIES: Final = 10
 
@@ -37,15 +39,15 @@ class Spread:
 
 
 def in_turns(
-    engines: Mapping[str, Callable[[], float]],
+    engines: Mapping[str, Callable[[], T]],
     rounds: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, list[float]]:
+) -> dict[str, list[T]]:
     """Let each engine run once a round, in alternating order; return what each call returned.
 
     A temporary disturbance of the machine then affects all engines, and none always runs first.
     """
-    found: dict[str, list[float]] = {name: [] for name in engines}
+    found: dict[str, list[T]] = {name: [] for name in engines}
     for number in range(rounds):
         order = list(engines)[:: 1 if number % 2 == 0 else -1]
         for name in order:

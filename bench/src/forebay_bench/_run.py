@@ -33,6 +33,7 @@ SCENARIOS: Final = {
         "handlers that update a row in the transaction that completes their job, beside their "
         "own transactions"
     ),
+    "steps": ("flows: a step, once, a gather, parked flows, a resumption, beside absurd and DBOS"),
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
     "trickle": (

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from forebay.errors import ConfigError, shown
 from forebay_bench.peers import javascript
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Module of this package, and what must be importable for it.
 PEERS: Final = {
     "pgqueuer": ("pgqueuer", "asyncpg", "uvloop"),
     "procrastinate": ("procrastinate", "uvloop"),
 }
+
+#: Libraries of flows, which take part in the scenario steps alone.
+FLOW_PEERS: Final = {"absurd": ("absurd_sdk", "absurdctl"), "dbos": ("dbos",)}
 
 #: Those of Node.js: they take part where they are named, because their first use installs them.
 NODE_PEERS: Final = {peer.NAME: peer for peer in javascript.PEERS}
@@ -39,18 +45,21 @@ class Peer(Protocol):
         """Install its schema in an empty database."""
 
 
-def installed(compare: tuple[str, ...] | None) -> list[Peer]:
+def installed(
+    compare: tuple[str, ...] | None, peers: Mapping[str, tuple[str, ...]] = PEERS
+) -> list[Peer]:
     """Return the peers that take part.
 
     Args:
         compare: names of engines; names of other engines than peers are ignored; None takes every
             installed one of Python.
+        peers: those of Python that the scenario has.
 
     Raises:
         ConfigError: one that was named is not installed.
     """
     found: list[Peer] = []
-    for name, packages in PEERS.items():
+    for name, packages in peers.items():
         if compare is not None and name not in compare:
             continue
         if all(importlib.util.find_spec(package) is not None for package in packages):
@@ -59,10 +68,10 @@ def installed(compare: tuple[str, ...] | None) -> list[Peer]:
             raise ConfigError(
                 "--compare",
                 f"names {shown(name)}, which is not installed",
-                hint="pip install 'forebay[bench]'",
+                hint="pip install 'forebay-bench[flows]'",
             )
     for name, peer in NODE_PEERS.items():
-        if compare is None or name not in compare:
+        if compare is None or name not in compare or peers is not PEERS:
             continue
         try:
             javascript.installed_folder()
@@ -82,9 +91,9 @@ def available() -> tuple[tuple[str, ...], list[str]]:
     Install those of Node.js.
     """
     names, missing = [], []
-    for name in (*PEERS, *NODE_PEERS):
+    for name in (*PEERS, *NODE_PEERS, *FLOW_PEERS):
         try:
-            installed((name,))
+            installed((name,), FLOW_PEERS if name in FLOW_PEERS else PEERS)
         except ConfigError as error:
             missing.append(f"left out: {name}, {error.message.split(', which ')[-1]}")
         else:

@@ -125,7 +125,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
             for each in measured:
                 progress(f"{each.label}: pickup")
-                _pick_up(each, Journal(Path(folder) / each.name), seconds)
+                pick_up(each, Journal(Path(folder) / each.name), seconds)
         rest = min(1.0, max(0.1, options.scale))
         for each in measured:
             progress(f"{each.label}: an idle worker")
@@ -147,7 +147,7 @@ def _turn(each: Measured, costs: JobCosts, count: int, *, counted: bool = True) 
     return Drains(each.process, costs, each.name).drain(handler, count, counted=counted)
 
 
-def _pick_up(each: Measured, journal: Journal, seconds: float) -> None:
+def pick_up(each: Measured, journal: Journal, seconds: float) -> None:
     """Let another process enqueue one job at a time, and record how long each waited."""
     moments = arrivals(_PER_SECOND, seconds)
     with contextlib.ExitStack() as stack:

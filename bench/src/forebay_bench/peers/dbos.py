@@ -1,0 +1,80 @@
+"""DBOS: steps by position, each a row that the process which runs the workflow inserts.
+
+Workflows are started directly, ten at a time in threads of its executor, without a queue: that is
+its cheapest form. So a drain also writes the row of each workflow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+from dbos import DBOS
+from psycopg.conninfo import conninfo_to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NAME: Final = "dbos"
+NOTE: Final = "dbos: workflows started directly, 10 threads, no queue; their start is in the drain"
+
+
+@DBOS.step()
+def _same(number: int) -> int:
+    return number
+
+
+@DBOS.workflow()
+def _flow(number: int) -> None:
+    for _ in range(5):
+        _same(number)
+
+
+def create(dsn: str) -> None:
+    """Do nothing: it installs its schema when it is launched."""
+    del dsn
+
+
+class Queue:
+    """Its flows of five steps; see ``Engine``, of which this has what the scenario steps needs."""
+
+    def __init__(self, dsn: str) -> None:
+        self._numbers: list[int] = []
+        DBOS(
+            config={
+                "name": "bench",
+                "system_database_url": _url(dsn),
+                "max_executor_threads": 10,
+                "log_level": "ERROR",
+            }
+        )
+
+    async def open(self) -> None:
+        """Connect, and install its schema."""
+        await asyncio.to_thread(DBOS.launch)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await asyncio.to_thread(DBOS.destroy)
+
+    async def enqueue_all(self, numbers: Iterable[int]) -> None:
+        """Remember which flows to start."""
+        self._numbers += numbers
+
+    async def drain(self, handler: str) -> int:
+        """Run all flows; return how many."""
+        del handler
+        numbers, self._numbers = self._numbers, []
+        await asyncio.to_thread(_run_all, numbers)
+        return len(numbers)
+
+
+def _url(dsn: str) -> str:
+    found = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value}
+    return f"postgresql:///{found.pop('dbname')}?{urlencode(found)}"
+
+
+def _run_all(numbers: list[int]) -> None:
+    for handle in [DBOS.start_workflow(_flow, number) for number in numbers]:
+        handle.get_result(polling_interval_sec=0.01)
