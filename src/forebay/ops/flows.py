@@ -13,7 +13,7 @@ from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model.flows import FlowState, RewindPlan
 from forebay.ops.jobs import checked_id
-from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.ops.records import rows_as
 
 StepStatus = Literal["recorded", "repeated", "refused"]
@@ -222,6 +222,15 @@ def gathered(gather_id: int) -> Operation[list[Gathered]]:
         "select nr, job_id, outcome, value, problem from forebay.gathered_v1(%(gather)s::bigint)",
         lambda rows: [Gathered(*row) for row in rows],
         {"gather": gather_id},
+    )
+
+
+def note_unasked(kind: str, names: Sequence[str]) -> Operation[None]:
+    """Return the call that notes which recorded steps the code of a kind did not ask for."""
+    return Operation(
+        "select forebay.note_unasked_v1(%(kind)s, %(names)s::text[])",
+        nothing,
+        {"kind": kind, "names": list(names)},
     )
 
 
