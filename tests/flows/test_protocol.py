@@ -353,6 +353,19 @@ def test_two_signals_at_once(database):
         assert answers == [True]
 
 
+def test_few_names_are_noted_of_a_kind(conn):
+    """A handler that makes up names does not fill the table, and what is no name is refused."""
+    note = "select forebay.note_unasked_v1(%s, %s::text[])"
+    one(conn, note, "work", [f"n{n}" for n in range(50)])
+    one(conn, note, "work", [f"n{n}" for n in range(200)])
+    seen = one(conn, "select count(*) from forebay.unasked_step")
+    for n in range(10):
+        one(conn, note, "work", [f"n{n}", f"m{n}"])
+    assert one(conn, "select count(*) from forebay.unasked_step") == seen == 200
+    for kind, names in (("a b", ["n"]), ("work", ["a\nb"]), ("work", [""]), ("work", None)):
+        assert sqlstate(conn, note, kind, names) == "JQ001"
+
+
 def test_trimming_keeps_what_flows_need(database):
     """Checkpoints stay while the job waits or its letter can be redriven, and go with its rows."""
     with connect(database) as conn, Reader(database) as reader:

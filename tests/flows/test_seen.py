@@ -6,7 +6,9 @@ from datetime import timedelta
 import pytest
 
 import forebay
-from tests.support.engine import one, state
+from forebay.doctor import Level
+from forebay.doctor.examine import examine
+from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import run_until_idle
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +117,47 @@ async def test_the_command_line_shows_steps(app, conn, database, monkeypatch, ca
     assert "due when woken" in capsys.readouterr().out
     assert run(["where", str(job)]) == 0
     assert "2, the newest: approval (wait)" in capsys.readouterr().out
+
+
+async def test_the_doctor_names_waiting_flows_with_steps_that_the_code_does_not_have(
+    app, conn, database
+):
+    """
+    As soon as a flow of the new code has ended; once, by the number of flows and the first one.
+    """
+    deployed = [1]
+
+    @app.job()
+    async def work(ctx: forebay.Context) -> None:
+        if deployed[0] == 1:
+            await ctx.step("price", int)
+        elif deployed[0] == 3:
+            await ctx.step("cost", int, also=["price"])
+        await ctx.wait("approval")
+
+    async def found():
+        return [each for each in await examine(database) if each.check == "steps"]
+
+    first, *others = (work.enqueue(conn) for _ in range(3))
+    await run_until_idle(app)
+    (fine,) = await found()
+    assert fine.level is Level.OK
+    deployed[0] = 2
+    forebay.signal(conn, "approval", first)
+    await run_until_idle(app)
+    (told,) = await found()
+    assert told.level is Level.NOTICE
+    assert told.facts == {"kind": "work", "step": "price", "flows": 2, "job_id": others[0]}
+    assert "also=['price']" in told.remedy
+    deployed[0] = 3
+    for job in others:
+        forebay.signal(conn, "approval", job)
+    await run_until_idle(app)
+    (fine,) = await found()
+    assert fine.level is Level.OK
+    shift_clock(conn, 31 * 86400)
+    one(conn, "select rows from forebay.trim_v1('flows')")
+    assert one(conn, "select count(*) from forebay.unasked_step") == 0
 
 
 async def test_redaction_erases_what_flows_have_recorded(app, conn):

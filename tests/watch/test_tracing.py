@@ -23,7 +23,7 @@ from forebay.model.spans import PLACE
 from forebay.testing import LyingTarget
 from forebay.tracing import Tracing
 from tests.support.drains import ListSink, draining
-from tests.support.fix_worker import run_until_idle
+from tests.support.fix_worker import run_retries, run_until_idle
 from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -314,6 +314,53 @@ async def test_a_pass_of_a_mirror_is_inside_of_its_attempt(app, conn, spans):
     passes = [span for span in found if span.name == "forebay.reconcile pages"]
     assert passes
     assert {span.parent.span_id for span in passes} <= attempts
+
+
+@pytest.mark.parametrize("flavour", ["async", "thread"])
+async def test_each_step_that_runs_is_a_span(app, conn, spans, flavour):
+    """
+    Within its attempt, by name and key, with the type of its error; one that is recorded has none.
+    """
+    exporter, provider = spans
+    tries = []
+    soon = forebay.RetryPolicy(max_attempts=3, strategy="fixed", base_seconds=0.001, jitter=False)
+
+    def shaky() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError
+
+    if flavour == "async":
+
+        async def book(conn) -> int:
+            return 1
+
+        @app.job(retry=soon)
+        async def order(ctx: forebay.Context) -> None:
+            await ctx.step("charge", int, key=7)
+            await ctx.once("book", book)
+            await ctx.step("ship", shaky)
+    else:
+
+        def book(conn) -> int:
+            return 1
+
+        @app.job(retry=soon)
+        def order(ctx: forebay.Context) -> None:
+            ctx.step("charge", int, key=7)
+            ctx.once("book", book)
+            ctx.step("ship", shaky)
+
+    order.enqueue(conn)
+    await run_retries(traced(app, provider), conn)
+    found = exporter.get_finished_spans()
+    steps = [span for span in found if span.name == "forebay.step order"]
+    attempts = [span for span in found if span.name == "forebay.process order"]
+    assert [span.attributes["forebay.step"] for span in steps] == ["charge", "book", "ship", "ship"]
+    assert [span.attributes.get("forebay.step_key") for span in steps] == ["7", None, None, None]
+    assert [span.attributes.get("error.type") for span in steps[2:]] == ["builtins.OSError", None]
+    parents = [attempts[0].context.span_id] * 3 + [attempts[1].context.span_id]
+    assert [span.parent.span_id for span in steps] == parents
 
 
 def run(code):

@@ -19,6 +19,7 @@ from forebay.doctor import (
     _schema,
     _server,
     _snapshots,
+    _steps,
 )
 from forebay.doctor._finding import (
     Check,
@@ -56,6 +57,7 @@ CHECKS: Final = (
     Check("queues", _log.queues()),
     Check("kinds", _kinds.kinds()),
     Check("held keys", _kinds.held_keys()),
+    Check("steps", _steps.steps()),
     Check("scheduled", _log.overdue()),
     Check("breakers", _log.breakers()),
     Check("schedules", _schedules.schedules()),

@@ -29,6 +29,9 @@ class Spans(Protocol):
     def reconciling(self, mirror: str, jobs: Sequence[Any]) -> AbstractContextManager[None]:
         """One pass of a mirror, with its jobs."""
 
+    def stepping(self, job: Any, name: str, key: str | None) -> AbstractContextManager[None]:
+        """One call of the function of a step, of this job."""
+
 
 class _Place:
     """Holds the spans of this process."""
@@ -52,3 +55,9 @@ def reconciling(mirror: str, jobs: Sequence[Any]) -> AbstractContextManager[None
     """Return the span around one pass of a mirror, if spans are wanted."""
     spans = PLACE.installed
     return nullcontext() if spans is None else spans.reconciling(mirror, jobs)
+
+
+def stepping(job: Any, name: str, key: str | None) -> AbstractContextManager[None]:
+    """Return the span around one call of a step's function, if spans are wanted."""
+    spans = PLACE.installed
+    return nullcontext() if spans is None else spans.stepping(job, name, key)

@@ -217,7 +217,8 @@ select jsonb_build_object(
                filter (where f.relation operator(pg_catalog.=) 'parent'))[1],
     'children', coalesce(jsonb_agg(
         jsonb_build_object('job_id', f.relative, 'kind', f.kind, 'state', f.state)
-        order by f.relative desc) filter (where f.relation operator(pg_catalog.=) 'child' and f.relative is not null),
+        order by f.relative desc)
+            filter (where f.relation operator(pg_catalog.=) 'child' and f.relative is not null),
         '[]'),
     'is_complete', coalesce(bool_and(f.is_last), true))::text
 from forebay.family(%(job_id)s::bigint, %(most)s::integer) f"""

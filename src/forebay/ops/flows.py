@@ -15,7 +15,7 @@ from forebay.errors import InvalidJob, shown
 from forebay.model import JobId
 from forebay.model.flows import FlowState, RewindPlan
 from forebay.ops.jobs import checked_id
-from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.ops.records import rows_as
 
 StepStatus = Literal["recorded", "repeated", "refused"]
@@ -252,6 +252,15 @@ def results_of(job_id: int, *, values: bool) -> Operation[list[Gathered]]:
         " from forebay.gathered(%(job_id)s::bigint, %(values)s::boolean)",
         lambda rows: [Gathered(*row) for row in rows],
         {"job_id": job_id, "values": values},
+    )
+
+
+def note_unasked(kind: str, names: Sequence[str]) -> Operation[None]:
+    """Return the call that notes which recorded steps the code of a kind did not ask for."""
+    return Operation(
+        "select forebay.note_unasked_v1(%(kind)s, %(names)s::text[])",
+        nothing,
+        {"kind": kind, "names": list(names)},
     )
 
 

@@ -187,6 +187,20 @@ class Tracing(Middleware):
         ):
             yield
 
+    @contextlib.contextmanager
+    def stepping(self, job: Job, name: str, key: str | None) -> Iterator[None]:
+        """Create a span around one call of a step's function, inside of that of its attempt.
+
+        A step that is recorded is not called, and has none.
+        """
+        attributes = {**_of_job(job), "forebay.step": name}
+        if key is not None:
+            attributes["forebay.step_key"] = key
+        with self._current(
+            _What("step", "process", job.queue, trace.SpanKind.INTERNAL), attributes
+        ):
+            yield
+
     # --- spans ---
 
     @contextlib.contextmanager

@@ -249,6 +249,7 @@ def _finish_flow(call: Call) -> None:
             call.helds[0].row.job_id,
             ", ".join(forgotten[:10]),
         )
+        call.flow.store.note_unasked(call.kind.name, forgotten)
 
 
 def _short(error: BaseException) -> str:

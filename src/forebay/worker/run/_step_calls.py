@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.arguments.results import gives_coroutine, ran
 from forebay.forks import end_if_copy
+from forebay.model.spans import stepping
 from forebay.ops import flows
 from forebay.policy.error_text import calls_handlers
+from forebay.worker.run._step_values import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from forebay.model.context import Step
     from forebay.ops.flows import NewStep, StepStatus
@@ -48,6 +51,11 @@ class StepCall:
     @calls_handlers
     def here(self) -> Any:
         """Call it in this thread; return its result, or the checkpoint that is committed."""
+        with self._span():
+            return self._here()
+
+    @calls_handlers
+    def _here(self) -> Any:
         if self._made is None:
             return self._plainly(())
         with self._transactions.plain_connections().connection() as connection:
@@ -64,6 +72,10 @@ class StepCall:
         """Call it for a coroutine handler: a plain function in a thread."""
         if not gives_coroutine(self._asked.function):
             return await asyncio.to_thread(self.here)
+        with self._span():
+            return await self._on_loop()
+
+    async def _on_loop(self) -> Any:
         if self._made is None:
             return await self._awaited(())
         async with self._transactions.coroutine_connections().connection() as connection:
@@ -75,6 +87,10 @@ class StepCall:
             finally:
                 self._call.connection = None
         return step
+
+    def _span(self) -> AbstractContextManager[None]:
+        asked = self._asked
+        return stepping(self._call.jobs[0], asked.name, text_of(asked.key))
 
     @calls_handlers
     def _plainly(self, before: tuple[Any, ...]) -> Any:

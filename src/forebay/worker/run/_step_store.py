@@ -7,6 +7,7 @@ commit, and each waits for the commit that has its checkpoint.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -25,11 +26,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger("forebay.worker")
+
 #: How often a call is tried while the database is unavailable.
 _TRIES: Final = 5
 
 #: Checkpoints of one call.
 _RECORDED_MOST: Final = 200
+
+#: A step that code does not ask for is noted once in this time, however many flows have it.
+_NOTED_SECONDS: Final = 3600.0
+_NOTED_MOST: Final = 100
+
+#: How long a note may delay the end of the worker.
+_CLOSE_SECONDS: Final = 2.0
 
 
 class StepStore:
@@ -49,6 +59,8 @@ class StepStore:
         self._session: Session | None = None
         self._waiting: dict[int, list[tuple[NewStep, asyncio.Future[StepStatus]]]] = {}
         self._writer: asyncio.Task[None] | None = None
+        self._noted: dict[tuple[str, str], float] = {}
+        self._notes: set[asyncio.Task[None]] = set()
 
     async def steps(self, held: HeldJob) -> list[Checkpoint]:
         """Return the checkpoints of a job."""
@@ -130,6 +142,35 @@ class StepStore:
         """Return how the jobs ended that a callback waited for."""
         return await self._read(held, flows.results_of(held.row.job_id, values=values))
 
+    def note_unasked(self, kind: str, names: list[str]) -> None:
+        """Note for the doctor that code did not ask for these recorded steps, in a while.
+
+        It is lost if the database is unavailable: the next such flow notes it.
+        """
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        new = [
+            name
+            for name in names
+            if now - self._noted.get((kind, name), -_NOTED_SECONDS) >= _NOTED_SECONDS
+        ][:_NOTED_MOST]
+        if not new or len(self._notes) > _TRIES:
+            return
+        if len(self._noted) > _NOTED_MOST * _NOTED_MOST:
+            self._noted.clear()
+        self._noted.update(dict.fromkeys([(kind, name) for name in new], now))
+        task = loop.create_task(self._note(kind, new))
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    async def _note(self, kind: str, names: list[str]) -> None:
+        try:
+            await self._opened().run(flows.note_unasked(kind, names))
+        except Exception as error:
+            log.debug("what flows of kind %s did not ask for was not noted: %s", kind, error)
+            for name in names:
+                self._noted.pop((kind, name), None)
+
     async def _read(self, held: HeldJob, operation: Operation[T]) -> T:
         return await self._repeat(held, lambda: self._opened().run(operation))
 
@@ -155,5 +196,7 @@ class StepStore:
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
+        if self._notes:
+            await asyncio.wait(self._notes, timeout=_CLOSE_SECONDS)
         if self._session is not None:
             await self._session.close()

@@ -90,3 +90,11 @@ create table forebay.gather_count (
     ended     bigint not null,
     primary key (gather_id, no)
 );
+
+-- Recorded steps that the code of a kind did not ask for at the end of a flow: since when flows that wait may have steps that no code has.
+create table forebay.unasked_step (
+    kind     text collate "C" not null,
+    name     text collate "C" not null,
+    noted_at timestamptz not null,       -- the newest such end
+    constraint unasked_step_pkey primary key (kind, name)
+);

@@ -1,4 +1,5 @@
--- Delete the checkpoints, waits and gathers of jobs that have no row any more, and signals that no flow took in 30 days.
+-- Delete the checkpoints, waits and gathers of jobs that have no row any more, and signals that no flow took in 30 days;
+-- also what was noted of steps that code did not ask for, as long ago.
 --
 -- A job whose first segment is in use is passed over with all later ones, so a pass visits the flows that are older than the log. Those
 -- that wait stay; and those that died, until they are redriven or their dead letter goes.
@@ -15,6 +16,7 @@ begin
     delete from forebay.signal s
     where s.ctid = any (array(select i.ctid from forebay.signal i where i.sent_at < forebay._now() - interval '30 days' order by i.sent_at limit p_most));
     get diagnostics rows = row_count;
+    delete from forebay.unasked_step u where u.noted_at < forebay._now() - interval '30 days';
     while v_seen < p_most loop
         v_job := (select s.job_id from forebay.step s where s.job_id > v_job order by s.job_id limit 1);
         exit when v_job is null or v_job >= v_first;
