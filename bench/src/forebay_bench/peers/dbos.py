@@ -32,8 +32,8 @@ def _flow(number: int) -> None:
 
 
 def create(dsn: str) -> None:
-    """Do nothing: it installs its schema when it is launched."""
-    del dsn
+    """Install its schema."""
+    DBOS.migrate(url(dsn))
 
 
 class Queue:
@@ -44,14 +44,14 @@ class Queue:
         DBOS(
             config={
                 "name": "bench",
-                "system_database_url": _url(dsn),
+                "system_database_url": url(dsn),
                 "max_executor_threads": 10,
                 "log_level": "ERROR",
             }
         )
 
     async def open(self) -> None:
-        """Connect, and install its schema."""
+        """Connect."""
         await asyncio.to_thread(DBOS.launch)
 
     async def close(self) -> None:
@@ -70,9 +70,10 @@ class Queue:
         return len(numbers)
 
 
-def _url(dsn: str) -> str:
+def url(dsn: str) -> str:
+    """Return an address as DBOS and SQLAlchemy take it."""
     found = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value}
-    return f"postgresql:///{found.pop('dbname')}?{urlencode(found)}"
+    return f"postgresql+psycopg:///{found.pop('dbname')}?{urlencode(found)}"
 
 
 def _run_all(numbers: list[int]) -> None:
