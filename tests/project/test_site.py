@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import tomllib
 import urllib.request
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,7 @@ PAGES = [
     "benchmarks",
     "coming-from/index",
     "coming-from/ulak",
+    "howto/on-call",
     "howto/troubleshooting",
     "howto/unique-jobs",
     "reference/job-states",
@@ -86,6 +88,28 @@ def test_a_page_loads_nothing_from_elsewhere_and_fits_a_phone(site, page, name):
     assert [address for address in loaded if not address.startswith((site, "data:"))] == []
     assert page.value("document.documentElement.scrollWidth") <= 390
     assert page.problems == []
+
+
+def test_the_home_page_follows_the_palette(site, page):
+    """
+    The plots have the colours of the page, and of each picture only the form for its palette is
+    shown. The head names the version.
+    """
+    page.resize(1280, 900)
+    page.go(f"{site}/index.html")
+    page.wait("document.querySelectorAll('svg.plot').length === 2")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    page.see(version, ".site-version")
+    shown = []
+    for palette in ("default", "slate"):
+        page.value(f"document.body.setAttribute('data-md-color-scheme', '{palette}')")
+        pictures = page.value(
+            "[...document.querySelectorAll('.home .shot img')]"
+            ".filter(each => getComputedStyle(each).display !== 'none').length"
+        )
+        assert pictures == 1, palette
+        shown.append(page.value("getComputedStyle(document.querySelector('svg.plot rect')).fill"))
+    assert shown[0] != shown[1]
 
 
 def test_the_address_of_a_moved_page_leads_to_the_page(site, page):
