@@ -4,6 +4,7 @@ too much, verbs at once, other waiters, dead children.
 
 import asyncio
 import dataclasses
+import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -605,6 +606,7 @@ async def test_the_log_counts_the_attempts_of_a_step(app, conn, caplog):
         ctx.step("post", fail, retry=policy)
 
     work.enqueue(conn)
+    caplog.set_level(logging.INFO, "forebay")
     await run_retries(app, conn)
     (retried,) = [one.getMessage() for one in caplog.records if "runs again" in one.msg]
     assert "attempt 1 of 2, failed" in retried

@@ -134,7 +134,7 @@ class Handler(Generic[P, Q, R_co]):
         return self._call_with(self._app._internals.encoder(self.kind)(*args, **kwargs))
 
     def callback(self, /, *args: Any, **kwargs: Any) -> Call:
-        """Return a job for ``forebay.gather(..., then=...)``, its arguments checked.
+        """Return a job for the ``then`` of ``forebay.gather``, its arguments checked.
 
         The arguments ``results`` and ``died`` are left out: the worker gives them.
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.app._declarations import Declarations
-from forebay.arguments._signature import Parameters
 from forebay.arguments.follow_up import check_follow_ups, with_known_follow_ups
 from forebay.arguments.json_guard import ArgumentLimits
 from forebay.arguments.kinds import Kind, Kinds
@@ -212,10 +211,7 @@ class Internals(Declarations):
         if encode is None:
             payload = self.settings.payload
             bounds = ArgumentLimits(payload.args_bytes_max, payload.args_depth_max)
-            arguments = kind.arguments
-            if without and isinstance(arguments, Parameters):
-                arguments = arguments.without(without)
-            encode = replace(kind, arguments=arguments, limits=bounds).encode
+            encode = replace(kind.without(without), limits=bounds).encode
             self._encoders[place] = encode
         return encode
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import typing
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from forebay._dataclass import dataclass
 from forebay.arguments._signature import (
     Arguments,
+    Parameters,
     RawItems,
     Untyped,
     arguments_of,
@@ -227,6 +228,12 @@ class Kind:
     def is_batch(self) -> bool:
         """Whether one call takes many jobs."""
         return self.batch_size is not None
+
+    def without(self, names: tuple[str, ...]) -> Kind:
+        """Return this kind for producers that leave some arguments to the worker."""
+        if not names or not isinstance(self.arguments, Parameters):
+            return self
+        return replace(self, arguments=self.arguments.without(names))
 
     def encode(self, /, *args: Any, **kwargs: Any) -> str:
         """Return the JSON text of the arguments of one job, checked against the signature.

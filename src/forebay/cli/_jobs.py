@@ -26,6 +26,7 @@ from forebay.cli.output import (
     table,
 )
 from forebay.cli.text import Table, Text, console
+from forebay.model.archive import Family
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus, shown_args
@@ -196,10 +197,8 @@ def show(
             out.print()
         history = histories.get(job.group)
         rows = _facts(job, history, answers.get(job.group))
-        if not number and family.parent is not None:
-            rows.add_row("parent", relative_text(family.parent))
-        if not number and (children := children_text(family)):
-            rows.add_row("enqueued", children)
+        if not number:
+            _add_family(rows, family)
         out.print(rows)
         if job.group in flows:
             print_steps(out, flows[job.group], values=values)
@@ -211,6 +210,13 @@ def show(
     if found[0].args:
         out.print(Text("arguments", style="bold"))
         out.print(json_text(shown_args(found[0])))
+
+
+def _add_family(rows: Table, family: Family) -> None:
+    if family.parent is not None:
+        rows.add_row("parent", relative_text(family.parent))
+    if children := children_text(family):
+        rows.add_row("enqueued", children)
 
 
 def _queue(job: JobStatus) -> str:

@@ -220,7 +220,7 @@ def _steps(place: Place, options: Options, progress: Callable[[str], None]) -> P
             "by_hand_10",
             "steps_5",
         )
-        engines = {kind: partial(ours.turn, kind) for kind in kinds}
+        engines: dict[str, Callable[..., Turn]] = {kind: partial(ours.turn, kind) for kind in kinds}
         for name, peer in peers.items():
             engines[name] = stack.enter_context(_started(place, name, peer.create)).peer_turn
         for warm in engines.values():
@@ -270,7 +270,10 @@ def _gathers(place: Place, options: Options, progress: Callable[[str], None]) ->
             woken.append(ours.row(query, ours.row(_FLOW)[0])[0] * 1000)
             return turn
 
-        engines = {"gathered": gather, "only drained": partial(ours.turn, "async")}
+        engines: dict[str, Callable[[int], Turn]] = {
+            "gathered": gather,
+            "only drained": partial(ours.turn, "async"),
+        }
         for warm in engines.values():
             warm(20)
         woken.clear()

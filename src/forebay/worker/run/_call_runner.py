@@ -73,24 +73,8 @@ class CallRunner:
                 await self._give_results(call, helds)
             if call.in_child:
                 await self._run_in_process(call, helds)
-            elif not helds:
-                return
-            elif kind.transaction:
-                endeds = await self._places.transactions.run(call, helds)
-                self._record_duration(helds, endeds)
-                self._reporter.finish_committed(helds, endeds)
-            else:
-                if kind.is_async:
-                    result = await run_on_loop(call)
-                else:
-                    result = await run_in_thread(call, self._places.threads)
-                if call.flow is not None:
-                    _finish_flow(call)
-                endeds = endings.endings(call, result)
-                self._record_duration(helds, endeds)
-                if isinstance(result, Endings) and result.counters and not helds[0].ended:
-                    helds[0].batch.counters.append(result.counters)
-                self._reporter.finish_returned(helds, endeds)
+            elif helds:
+                await self._run_here(call, helds)
         except Unwound as unwound:
             self._end_flow(call, helds, unwound)
         except BaseException as error:  # a handler may raise anything; the worker continues
@@ -118,6 +102,24 @@ class CallRunner:
                 timer.cancel()
             if self._slots.calls.pop(call, None) is not None:
                 self._on_free()
+
+    async def _run_here(self, call: Call, helds: list[HeldJob]) -> None:
+        if call.kind.transaction:
+            endeds = await self._places.transactions.run(call, helds)
+            self._record_duration(helds, endeds)
+            self._reporter.finish_committed(helds, endeds)
+            return
+        if call.kind.is_async:
+            result = await run_on_loop(call)
+        else:
+            result = await run_in_thread(call, self._places.threads)
+        if call.flow is not None:
+            _finish_flow(call)
+        endeds = endings.endings(call, result)
+        self._record_duration(helds, endeds)
+        if isinstance(result, Endings) and result.counters and not helds[0].ended:
+            helds[0].batch.counters.append(result.counters)
+        self._reporter.finish_returned(helds, endeds)
 
     async def _give_results(self, call: Call, helds: list[HeldJob]) -> None:
         """Give callbacks what they waited for. Those of a batch that cannot run end here.
