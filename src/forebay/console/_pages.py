@@ -97,6 +97,9 @@ DEFAULT_COLUMNS: Final = COLUMNS[:7]
 #: Numbers of a histogram: one more than bounds.
 _BUCKETS: Final = len(STATS_BOUNDS) + 1
 
+#: Points of which the last, of a step that is not over, is left out.
+_OVER_LEAST: Final = 3
+
 #: Points of a curve.
 _POINTS_MAX: Final = 120
 
@@ -139,10 +142,12 @@ async def _overview(source: Source, request: Request) -> Facts:
             "queue",
         ),
         "data": source.data,
+        "courses": source.courses,
+        "lasts": samples[-1].at - samples[0].at,
         "marks": await source.marks(),
         "curves": [
             ("jobs waiting", [one.waiting for one in samples], "number"),
-            ("jobs done a second", [one.done for one in samples], "number"),
+            ("jobs done a second", [one.done for one in samples], "rate"),
             ("dead rows", [one.dead_rows for one in samples], "number"),
             ("oldest transaction", [one.snapshot_seconds for one in samples], "duration"),
         ],
@@ -201,7 +206,7 @@ async def _queue(source: Source, request: Request) -> Facts:
     series = await source.read(stats.stats_series(window.step, window.since, window.until, name))
     counted = await source.read(stats.stats(name))
     limits = await source.read(queues.limits(name))
-    times, curves = _curves(series)
+    times, curves = _curves(series, window)
     happened = await source.happenings(times[0], name, window.until) if times else []
     return {
         "section": "Overview",
@@ -256,9 +261,12 @@ def _p95(counts: Sequence[int], total_ms: int) -> float | None:
 
 
 def _curves(
-    series: Sequence[StatsSample],
+    series: Sequence[StatsSample], window: Window
 ) -> tuple[list[datetime], list[tuple[str, list[float | None], str]]]:
-    """Return times and curves of a queue from its samples: sums over kinds, tags, priorities."""
+    """Return times and curves of a queue from its samples: sums over kinds, tags, priorities.
+
+    What was counted is a mean of each step. The present step is not over, so it is not shown.
+    """
     moments: dict[datetime, list[StatsSample]] = defaultdict(list)
     for one in series:
         moments[one.at].append(one)
@@ -277,14 +285,19 @@ def _curves(
             for part in parts
         ]
 
-    def sums(name: str) -> list[float | None]:
-        return [sum(getattr(s, name) for s in part) for part in parts]
+    def means(name: str) -> list[float | None]:
+        found: list[float | None] = [
+            sum(getattr(s, name) for s in part) / len({s.at for s in part}) for part in parts
+        ]
+        is_over = window.until is not None or window.step == "second" or len(found) < _OVER_LEAST
+        return found if is_over else [*found[:-1], None]
 
+    each = "an hour" if window.step == "hour" else f"a {window.step}"
     return ends, [
         ("jobs ready", [sum(s.ready for s in part) for part in last], "number"),
-        ("enqueued", sums("enqueued"), "number"),
-        ("done", sums("done"), "number"),
-        ("failed attempts", sums("failed"), "number"),
+        (f"enqueued {each}", means("enqueued"), "rate"),
+        (f"done {each}", means("done"), "rate"),
+        (f"failed attempts {each}", means("failed"), "rate"),
         ("wait, p95", p95("waits", "wait_ms"), "duration"),
         ("handler, p95", p95("durations", "duration_ms"), "duration"),
     ]
