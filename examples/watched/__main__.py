@@ -1,7 +1,9 @@
 """scripts/demo --console [--listen HOST:PORT]: a shop with some troubles, and the console.
 
-A producer, two workers, a deliverer whose endpoint does not exist, a queue without a worker, and a
-session that holds a transaction open, on a temporary PostgreSQL. All ends with Ctrl-C.
+A producer and workers, with eight troubles: an endpoint that does not exist, a queue without a
+worker, a session that holds a transaction open, a job that needs too much memory, two kinds of
+errors, a worker that is frozen in the middle of a job, and an index that lacks articles. The
+PostgreSQL is a temporary one, so all may act. All ends with Ctrl-C.
 """
 
 import argparse
@@ -13,13 +15,25 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator
 
 import psycopg
 
+import forebay
 from forebay.embedded import temporary_server
+from forebay.testing import LyingTarget
 from forebay.upgrade.migrate import migrate
-from watched.app import make_thumbnail, read_feed, send_mail, write_invoice, write_report
+from watched.app import (
+    Articles,
+    cut_video,
+    export_orders,
+    make_thumbnail,
+    read_feed,
+    send_mail,
+    write_invoice,
+    write_report,
+)
 
 _FOREBAY = (sys.executable, "-m", "forebay")
 
@@ -34,7 +48,10 @@ def main() -> int:
         dsn = server.dsn("postgres")
         migrate(dsn)
         _set_up(dsn)
+        _let_a_mirror_differ(dsn)
+        stack.enter_context(_frozen_worker(dsn))
         for command in (
+            ("worker", "watched.app:app", "--queue", "exports"),
             ("worker", "watched.app:app", "--queue", "mail,pictures,default"),
             ("worker", "watched.app:app", "--queue", "mail,invoices,reports,feeds"),
             ("deliver",),
@@ -45,7 +62,7 @@ def main() -> int:
         holder.execute("select count(*) from pg_class")
         stack.enter_context(_producing(dsn))
         return subprocess.run(
-            [*_FOREBAY, "console", "--listen", options.listen, "--dsn", dsn],
+            [*_FOREBAY, "console", "--acts", "--listen", options.listen, "--dsn", dsn],
             check=False,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         ).returncode
@@ -61,10 +78,40 @@ def _set_up(dsn: str) -> None:
         for number in range(20):
             read_feed.push(conn, f"feed-{number}", url=f"https://feeds.example.org/{number}")
         write_report.enqueue(conn, year=2026, pages=2000)
+        cut_video.enqueue(conn, video="launch.mp4")
+
+
+def _let_a_mirror_differ(dsn: str) -> None:
+    """Audit an index that lacks three articles."""
+    target = LyingTarget()
+    target.write(Articles().read(range(37)))
+    mirror = forebay.Mirror(forebay.App(dsn), "articles", source=Articles(), target=target)
+    try:
+        mirror.audit(settle=0)
+    finally:
+        mirror.close()
 
 
 @contextlib.contextmanager
-def _running(*arguments: str, dsn: str) -> Generator[None]:
+def _frozen_worker(dsn: str) -> Generator[None]:
+    """Freeze a worker that runs a job; another one gets the job when its lease has ended."""
+    with (
+        psycopg.connect(dsn, autocommit=True) as conn,
+        _running("worker", "watched.app:app", "--queue", "exports", dsn=dsn) as process,
+    ):
+        job_id = export_orders.enqueue(conn, year=2025)
+        running = "select 1 from forebay.job(%s) where state = 'running'"
+        while not conn.execute(running, [job_id]).fetchone():
+            time.sleep(0.1)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def _running(*arguments: str, dsn: str) -> Generator[subprocess.Popen[bytes]]:
     """Run a command of Forebay beside the console, without its log."""
     process = subprocess.Popen(
         [*_FOREBAY, *arguments, "--dsn", dsn, "--log-level", "error"],
@@ -73,7 +120,7 @@ def _running(*arguments: str, dsn: str) -> Generator[None]:
         env=os.environ,
     )
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait()

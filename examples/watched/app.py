@@ -2,8 +2,10 @@
 
 import random
 import time
+from collections.abc import Sequence
 
 import forebay
+from forebay.mirror import Document, Id
 
 app = forebay.App()
 
@@ -36,6 +38,18 @@ def write_report(ctx: forebay.Context, year: int, pages: int) -> None:
         time.sleep(0.5)
 
 
+@app.job(queue="pictures", executor="process", memory_bytes=64_000_000, max_attempts=1)
+def cut_video(video: str) -> None:
+    frames = [bytes(1_000_000) for _ in range(500)]
+    print(video, len(frames))
+
+
+@app.job(queue="exports")
+def export_orders(year: int) -> None:
+    time.sleep(600)
+    print(year)
+
+
 @app.subject(queue="feeds")
 def read_feed(url: str) -> forebay.Outcome:
     print(url)
@@ -45,3 +59,14 @@ def read_feed(url: str) -> forebay.Outcome:
 @app.cron("* * * * *")
 def tidy() -> None:
     time.sleep(0.1)
+
+
+class Articles:
+    """The articles of the shop, as a mirror reads them: number and version."""
+
+    def read(self, ids: Sequence[Id]) -> list[Document]:
+        return [Document(name, 1, {"title": f"Article {name}"}) for name in ids]
+
+    def scan(self, after: Id | None, limit: int) -> list[tuple[Id, int]]:
+        first = 0 if after is None else int(after) + 1
+        return [(name, 1) for name in range(first, min(first + limit, 40))]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from forebay.doctor import CHECKS, Level, judge_drift
+from forebay.doctor import CHECKS, Level, judge_objects
 from forebay.doctor import _locks as lock_checks
 from forebay.doctor import _server as server_checks
 from forebay.doctor import _snapshots as snapshot_checks
@@ -111,7 +111,7 @@ def test_a_lock_of_a_stranger_hides_only_what_reads_the_table(findings, conn, da
     assert (
         {"failures", "held keys"}
         <= {item["check"] for item in unseen}
-        <= {"failures", "held keys", "drift", "space"}
+        <= {"failures", "held keys", "objects", "space"}
     )
     assert levels(unseen) == {"notice"}
 
@@ -234,12 +234,12 @@ def test_the_recorded_catalog_is_what_the_migrations_make(database):
     assert asyncio.run(read_catalog(database)) == dict(expected_catalog())
 
 
-def test_segments_made_later_are_no_drift(findings, conn):
+def test_segments_made_later_are_no_finding(findings, conn):
     """
     The number of segments, and their borders, are nobody's mistake.
     """
     small_segments(conn)
-    assert levels(findings("drift")) == {"ok"}, text(findings("drift"))
+    assert levels(findings("objects")) == {"ok"}, text(findings("objects"))
 
 
 @pytest.mark.parametrize(
@@ -278,13 +278,13 @@ def test_segments_made_later_are_no_drift(findings, conn):
 )
 def test_what_somebody_changed_is_named(findings, conn, change, level, said):
     """
-    A changed, missing or added object is drift; how bad it is depends on what it can do.
+    A changed, missing or added object is a finding; how bad it is depends on what it can do.
     """
     conn.execute("select 1")  # the connection is there before the schema changes
     if "seal owner" in change:
         conn.execute("grant all on schema forebay to pg_monitor")
     conn.execute(change)
-    found = findings("drift")
+    found = findings("objects")
     assert level in levels(found), text(found)
     assert said in text(found)
 
@@ -294,7 +294,7 @@ def test_many_differences_are_counted_not_listed():
     A schema that is quite another one does not fill the screen.
     """
     expected = dict(expected_catalog())
-    found = judge_drift({f"index x.{n}": "x" for n in range(100)}, expected)
+    found = judge_objects({f"index x.{n}": "x" for n in range(100)}, expected)
     assert len(found) <= 13
     assert sum(len(item.what) for item in found) < 3000
 
@@ -320,11 +320,11 @@ def test_another_version_of_the_schema_is_an_error(findings, conn, change, said)
     """
     conn.execute(change)
     found = findings()
-    drift = text([item for item in found if item["check"] == "drift"])
-    # What another version made is no drift; that it was not compared is said.
+    compared_text = text([item for item in found if item["check"] == "objects"])
+    # What another version made is no finding; that it was not compared is said.
     compared = {"applied from different files": "match the migrations", "too new": "not compared"}
-    assert bool(drift) == (said in compared)
-    assert compared.get(said, "") in drift
+    assert bool(compared_text) == (said in compared)
+    assert compared.get(said, "") in compared_text
     schema = [item for item in found if item["check"] == "schema"]
     assert levels(schema) == {"error"}
     assert said in text(schema)
@@ -336,7 +336,7 @@ def test_a_schema_that_lacks_a_migration_is_too_old(findings, release):
     """
     release(("later", "select 1;"))
     found = findings()
-    assert "not compared" in text([item for item in found if item["check"] == "drift"])
+    assert "not compared" in text([item for item in found if item["check"] == "objects"])
     schema = [item for item in found if item["check"] == "schema"]
     assert levels(schema) == {"error"}
     assert "too old" in text(schema)

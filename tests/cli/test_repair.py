@@ -24,9 +24,9 @@ LEFT = {
 }
 
 
-def drift(forebay) -> list[dict]:
+def differences(forebay) -> list[dict]:
     found = forebay("doctor", "--json").json
-    return [each for each in found["findings"] if each["check"] == "drift"]
+    return [each for each in found["findings"] if each["check"] == "objects"]
 
 
 @pytest.mark.slow
@@ -35,13 +35,13 @@ def test_functions_and_grants_are_mended(forebay, conn, change):
     """A dry run lists the same and changes nothing. Jobs stay; producers may call what is back."""
     job_id = enqueue(conn)
     conn.execute(change)
-    damaged = drift(forebay)
+    damaged = differences(forebay)
     plan = forebay("migrate", "--repair", "--dry-run", "--json").json
     assert any(name.startswith(MENDED[change]) for name in plan["mended"]), plan
-    assert drift(forebay) == damaged
+    assert differences(forebay) == damaged
     done = forebay("migrate", "--repair", "--json").json
     assert done == {"dry_run": False, "mended": plan["mended"], "left": []}
-    assert [each["level"] for each in drift(forebay)] == ["ok"]
+    assert [each["level"] for each in differences(forebay)] == ["ok"]
     assert one(conn, "select state from forebay.job(%s)", job_id) == "ready"
     assert one(
         conn, "select has_function_privilege('forebay_reader', 'forebay.depth(text)', 'execute')"

@@ -85,7 +85,7 @@ def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
     }  # fmt: skip
     cell = {
         "queue": "mail", "group": "default", "kind": "send", "counted_at": at,
-        "done": done, "failed": 0, "dead": 0,
+        "enqueued": 3 * done, "done": done, "failed": 0, "dead": 0,
         "waits": list(waits), "durations": [0, 0, 0], "duration_ms": 0,
         "wait_ms": sum(bound * count for bound, count in zip((10, 100, 100), waits, strict=True)),
     }  # fmt: skip
@@ -99,7 +99,8 @@ def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
         "space": {"database_bytes": 1, "growth_bytes": None},
         "counters": {"bounds": [10, 100],
             "cells": [cell,
-                {**cell, "kind": "other", "done": 0, "waits": [0, 0, 0], "wait_ms": 0}]},
+                {**cell, "kind": "other", "enqueued": 0, "done": 0, "waits": [0, 0, 0],
+                    "wait_ms": 0}]},
     }  # fmt: skip
 
 
@@ -118,6 +119,7 @@ def test_rates_are_differences_of_two_reads():
     assert second.rate_seconds == 2
     assert second.queues[0].claims_per_second == 100
     assert second.queues[0].done_per_second == 50
+    assert second.queues[0].enqueued_per_second == 150
     assert second.queues[0].wait_p50 == pytest.approx(0.055)
     assert second.queues[0].latency_is_recent
     third = reads.add(_data(1012.0, claims=900, done=0), [])

@@ -4,6 +4,7 @@ import html
 import json
 import re
 from html.parser import HTMLParser
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import anyio
@@ -12,9 +13,10 @@ from psycopg.types.json import Jsonb
 from starlette.testclient import TestClient
 
 from forebay.console import User, asgi
-from forebay.console._acts import FILTER
+from forebay.console._acts import ACTS, FILTER
 from forebay.console._pages import PAGES
 from tests.support.engine import Reader, enqueue, one
+from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
 
 SAME = {"sec-fetch-site": "same-origin"}
@@ -318,3 +320,156 @@ def raw(database, method: str, path: str, headers, body: bytes = b"") -> tuple[i
 
     anyio.run(call)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+#: By name, what takes a guard out of the schema: a function, a piece of its source, and what it
+#: becomes.
+GUARDS = {
+    "workers of the token": (
+        "stop_workers", "if stop_workers.token <> v_plan.token then", "if false then",
+    ),
+    "letters of the token": (
+        "purge_dead", "v_found.digest) is distinct from token then", "v_found.digest) is null then",
+    ),
+    "letters of that time": ("purge_dead", "v_seen[2]::bigint, v_seen[3]::bigint", "null, null"),
+}  # fmt: skip
+
+
+class Forged(NamedTuple):
+    """A form that is not the one of its preview.
+
+    Attributes:
+        act: what it asks for.
+        preview: of which preview it has the token; None: of none.
+        change: what it has instead of the fields of that preview.
+        before: a statement that runs between the preview and the form.
+        guards: without these it has an effect.
+        may_do: how many things it may still do: those of its preview.
+    """
+
+    act: str
+    preview: dict[str, str] | None
+    change: dict[str, str]
+    before: str = "select"
+    guards: tuple[str, ...] = ()
+    may_do: int = 0
+
+
+_MORE = "insert into forebay.dead_letter select (jsonb_populate_record(d, jsonb_build_object("
+FORGED = {
+    "stop, without a token": Forged(
+        "workers.stop", None, {"worker": "web-1:1:a"}, guards=("token", "workers of the token")
+    ),
+    "stop, with an invented token": Forged(
+        "workers.stop", None, {"worker": "web-1:1:a", "token": "1-w-0"},
+        guards=("workers of the token",),
+    ),
+    "stop, another worker": Forged(
+        "workers.stop", {"worker": "web-1:1:a"}, {"worker": "web-1:2:b"},
+        guards=("workers of the token",),
+    ),
+    "stop, a whole version": Forged(
+        "workers.stop", {"worker": "web-1:1:a"}, {"worker": "", "app_version": "1.0"},
+        guards=("workers of the token",),
+    ),
+    "stop, a worker ended meanwhile": Forged(
+        "workers.stop", {"app_version": "1.0"}, {},
+        before="update forebay.lease set worker = 'web-1:3:c' where worker = 'web-1:2:b'",
+        guards=("workers of the token",),
+    ),
+    "purge, without a token": Forged(
+        "dead.purge", None, {"cause": "first"}, guards=("token", "letters of the token")
+    ),
+    "purge, with an invented token": Forged(
+        "dead.purge", None, {"cause": "first", "token": "2-9-9-00"},
+        guards=("letters of the token", "letters of that time"),
+    ),
+    "purge, another cause": Forged(
+        "dead.purge", {"cause": "first"}, {"cause": "second"}, guards=("letters of the token",)
+    ),
+    "purge, one is gone": Forged(
+        "dead.purge", {"cause": "first"}, {},
+        before="delete from forebay.dead_letter"
+        " where dead_id = (select min(dead_id) from forebay.dead_letter)",
+        guards=("letters of the token",),
+    ),
+    "purge, one died meanwhile": Forged(
+        "dead.purge", {"cause": "first"}, {},
+        before=_MORE + "'dead_id', d.dead_id + 1000, 'died_at', clock_timestamp()))).*"
+        " from forebay.dead_letter d where d.cause = 'first' limit 1",
+        guards=("letters of the token", "letters of that time"),
+        may_do=2,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def targets(database, conn, app):
+    """Two workers of one version, and two dead letters of each of two causes."""
+    for worker in ("web-1:1:a", "web-1:2:b"):
+        conn.execute(
+            "update forebay.lease set worker = %s, details = %s where lease_id = %s",
+            [worker, '{"app_version": "1.0"}', Reader(database, conn=conn).lease_id],
+        )
+
+    @app.job(queue="mail", max_attempts=1)
+    def send(user: int) -> None:
+        raise ConnectionError(user)
+
+    for user in range(4):
+        send.enqueue(conn, user=user)
+    app.run_worker(until_idle=True)
+    conn.execute(
+        "update forebay.dead_letter"
+        " set cause = case when dead_id %% 2 = 0 then 'first' else 'second' end"
+    )
+
+
+def send_forged(conn, browse, name: str) -> None:
+    """Send a form, and assert that it does nothing, or what its preview said."""
+    forged = FORGED[name]
+    form = {"act": forged.act}
+    if forged.preview is not None:
+        page = browse.get("/main/act", params={"act": forged.act, **forged.preview})
+        assert page.status_code == 200
+        found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.text)
+        form = {each: html.unescape(value) for each, value in found}
+    conn.execute(forged.before)
+    alive = "select coalesce(array_agg(dead_id order by dead_id), '{}') from forebay.dead_letter"
+    asked = "select count(*) from forebay.workers() where stop_at is not null"
+    before = one(conn, alive)
+    answer = browse.post("/main/act", data=form | forged.change, headers=SAME)
+    if answer.status_code == 303:
+        place = answer.headers["location"]
+        wait_for(lambda: "<progress" not in browse.get(place).text)
+    assert one(conn, asked) == 0
+    assert len(before) - len(one(conn, alive)) in (0, forged.may_do)
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_only_the_form_of_a_preview_stops_or_deletes_and_only_what_it_showed(
+    conn, browse, targets, name
+):
+    """
+    No worker is asked to stop and no dead letter deleted by a form that is not that of a preview,
+    or of one that is no longer true.
+    """
+    send_forged(conn, browse, name)
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_without_its_guard_a_forged_form_is_seen(
+    database, conn, browse, targets, name, monkeypatch
+):
+    """
+    Each form has an effect once what stops it is taken out.
+    """
+    for guard in FORGED[name].guards:
+        if guard == "token":
+            free = ACTS[FORGED[name].act]._replace(is_long=False, needs_token=False)
+            monkeypatch.setitem(ACTS, free.name, free)
+        else:
+            function, piece, instead = GUARDS[guard]
+            break_function(database, function, (piece, instead))
+    with violation():
+        send_forged(conn, browse, name)

@@ -114,7 +114,7 @@ async def test_after_an_act_it_looks_again(database, conn):
         source.forget()
         after = await source.doctor.examined()
         assert not any("paused" in one.what for one in after.found)
-        await wait_for_async(lambda: source.doctor._drift is not None, 20)
+        await wait_for_async(lambda: source.doctor._objects is not None, 20)
     finally:
         await source.close()
 

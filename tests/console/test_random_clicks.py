@@ -1,7 +1,8 @@
 """Somebody clicks through the console at random while workers and the database die.
 
 The walk follows links, sends forms with values that no form offers, and acts, with previews and
-without. ``--seed N`` repeats its choices, and ``--click-seconds N`` says how long it lasts.
+without. ``--seed N`` repeats its choices, ``--click-seconds N`` says how long it lasts, and
+``--click-jobs N`` how many jobs wait meanwhile.
 """
 
 import html.parser
@@ -12,7 +13,7 @@ import random
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
@@ -148,6 +149,27 @@ def prepare(conn) -> None:
         "select forebay.push_subject('crawl', 'page 1', '{}', queue => 'crawler')",
     ):
         conn.execute(statement)
+
+
+#: Jobs of one call: 200 kinds in 1,000 queues, which no worker serves.
+MANY = """
+select cardinality(forebay.enqueue_many(jsonb_agg(jsonb_build_object(
+    'kind', 'bulk_' || i % 200, 'queue', 'bulk_' || i % 1000, 'args', jsonb_build_object('i', i)))))
+from generate_series(%s::bigint, %s::bigint) i
+"""
+
+#: Seconds after which no more of them are enqueued: a part of the night has its time.
+MANY_SECONDS = 600.0
+
+
+def enqueue_very_many(conn, jobs: int) -> int:
+    """Enqueue jobs that wait during the clicks, for a while; return how many there are."""
+    until = time.monotonic() + MANY_SECONDS
+    made = 0
+    while made < jobs and time.monotonic() < until:
+        batch = min(10_000, jobs - made)
+        made += conn.execute(MANY, [made, made + batch - 1]).fetchone()[0]
+    return made
 
 
 @contextmanager
@@ -312,9 +334,16 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seconds", [20.0, pytest.param(1800.0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("seconds", "jobs", "is_faulty"),
+    [
+        pytest.param(20.0, 0, True, id="short"),
+        pytest.param(1800.0, 10_000_000, False, id="long", marks=pytest.mark.nightly),
+        pytest.param(1800.0, 10_000_000, True, id="long-faults", marks=pytest.mark.nightly),
+    ],
+)
 def test_no_click_breaks_the_console_or_changes_anything_without_an_event(
-    own_server, own_database, effects, seconds, seed, pytestconfig
+    own_server, own_database, effects, seconds, jobs, is_faulty, seed, pytestconfig
 ):
     """
     Every answer is a page: no status above 499 but that the database is away or too slow, and no
@@ -323,8 +352,10 @@ def test_no_click_breaks_the_console_or_changes_anything_without_an_event(
     """
     seconds = pytestconfig.getoption("--click-seconds") or seconds
     rng = random.Random(seed)
+    jobs = jobs if (given := pytestconfig.getoption("--click-jobs")) is None else given
     with connect(own_database) as conn:
         prepare(conn)
+        print(f"{enqueue_very_many(conn, jobs):,} jobs wait")
     with (
         crew(own_database, effects.path) as workers,
         served(own_database) as (address, logged),
@@ -335,8 +366,10 @@ def test_no_click_breaks_the_console_or_changes_anything_without_an_event(
         tab = None if browser is None else browser.page()
         walk = Walk(address, own_database, rng)
         until = time.monotonic() + seconds
-        with faults(
-            own_server, workers, lambda: connect(own_database), random.Random(seed + 1)
+        with (
+            faults(own_server, workers, lambda: connect(own_database), random.Random(seed + 1))
+            if is_faulty
+            else nullcontext(Counter())
         ) as done:
             for number in itertools.count():
                 if time.monotonic() > until:

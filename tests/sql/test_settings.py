@@ -101,8 +101,8 @@ def test_a_migration_runs_whatever_is_set(empty_database):
     assert migrate(empty_database)
     assert migrate(empty_database) == []
     found = asyncio.run(examine(empty_database))
-    (drift,) = [item for item in found if item.check == "drift"]
-    assert drift.level == "ok", drift
+    (objects,) = [item for item in found if item.check == "objects"]
+    assert objects.level == "ok", objects
 
 
 @pytest.mark.direct

@@ -12,6 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--click-seconds", type=float, default=None, help="how long random clicks last"
     )
+    parser.addoption(
+        "--click-jobs", type=int, default=None, help="jobs that wait meanwhile, at most"
+    )
     parser.addoption("--seed", type=int, default=None, help="repeat the random choices of a run")
 
 

@@ -443,5 +443,8 @@ ACTS: Final = {
     )
 }  # fmt: skip
 
+#: Acts whose button warns.
+DESTRUCTIVE: Final = ("dead.purge", "jobs.cancel", "jobs.cancel_matching")
+
 #: What a person can be allowed.
 PERMISSIONS: Final = tuple(dict.fromkeys(act.permission for act in ACTS.values()))

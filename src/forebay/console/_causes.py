@@ -1,4 +1,4 @@
-"""Where a page shows the cause of a problem."""
+"""What a problem is called, and where a page shows its cause."""
 
 from __future__ import annotations
 
@@ -21,6 +21,39 @@ _SHOWN_ON: Final = {
     "drift": ("mirrors", ""),
     "schedule": ("schedule", "name"),
 }
+
+
+#: What a problem is, by its code, for a person who does not know the codes; {} is its subject.
+_TITLES: Final = {
+    "A1": "Queue {} gets too little done",
+    "A2": "Too many jobs wait in queue {}",
+    "A3": "Dead letters in queue {}",
+    "dead-growing": "Many jobs of queue {} die",
+    "oldest": "A job waits too long in queue {}",
+    "unserved": "No worker serves queue {}",
+    "lost-workers": "Workers were lost",
+    "endpoint-full": "Endpoint {} is full",
+    "breaker": "The breaker of {} is open",
+    "drift": "Mirror {} is out of step",
+    "schedule": "Schedule {} misses its time",
+    "snapshot": "A transaction stays open",
+    "dead-rows": "Too many dead rows",
+    "maintenance": "Maintenance is behind",
+    "reserve": "Few job numbers are left",
+    "export": "Old segments wait for an export",
+    "writes": "Writes fail",
+    "size": "The database grows too large",
+    "unchecked": "No process checks the alerts",
+}
+
+
+def titled(problem: Problem) -> str:
+    """Return what a problem is, in a few words."""
+    title = _TITLES.get(problem.code)
+    if title is None or ("{}" in title and not problem.subject):
+        return problem.name
+    group = problem.group and problem.group != "default"
+    return title.format(problem.subject) + (f", group {problem.group}" if group else "")
 
 
 def shown_on(problem: Problem, data: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ _SHARE: Final = 0.1
 _COMPARED_SECONDS: Final = 600.0
 
 #: Until the schema was compared for the first time.
-_COMPARING: Final = Finding("drift", Level.OK, "is being compared with the migrations")
+_COMPARING: Final = Finding("objects", Level.OK, "is being compared with the migrations")
 
 
 class Examined(NamedTuple):
@@ -68,7 +68,7 @@ class Doctor:
         self._last: Examined | None = None
         self._took_seconds = 0.0
         #: The findings of the last comparison, and when it began.
-        self._drift: tuple[Sequence[Finding], float] | None = None
+        self._objects: tuple[Sequence[Finding], float] | None = None
 
     async def examined(self) -> Examined:
         """Return the findings, at most a minute old; older than ten seconds, they are renewed.
@@ -76,8 +76,8 @@ class Doctor:
         Raises:
             DatabaseUnavailable: there are none so young, and the database cannot be reached.
         """
-        if self._drift is None or time.monotonic() - self._drift[1] >= _COMPARED_SECONDS:
-            self._source.renew("drift", self._compare)
+        if self._objects is None or time.monotonic() - self._objects[1] >= _COMPARED_SECONDS:
+            self._source.renew("objects", self._compare)
         last = self._last
         age = self._age
         if last is None or age >= _OLD_SECONDS:
@@ -92,7 +92,7 @@ class Doctor:
         return self._source.age_of(-1e9 if self._last is None else self._last.began_at)
 
     def _is_compared_since(self, last: Examined) -> bool:
-        return self._drift is not None and self._drift[1] != last.compared_at
+        return self._objects is not None and self._objects[1] != last.compared_at
 
     async def _examine(self) -> Examined:
         async with self._lock:
@@ -106,9 +106,9 @@ class Doctor:
             except ForebayError:
                 pass  # no schema, for example: the checks say it
             began = time.monotonic()
-            drift, compared_at = self._drift or ([_COMPARING], None)
+            objects, compared_at = self._objects or ([_COMPARING], None)
             found = await examine(
-                self._source.address, data=self._source.data or None, kept={"drift": drift}
+                self._source.address, data=self._source.data or None, kept={"objects": objects}
             )
             found.sort(key=lambda one: one.level.rank)
             self._took_seconds = time.monotonic() - began
@@ -117,4 +117,4 @@ class Doctor:
 
     async def _compare(self) -> None:
         began = time.monotonic()
-        self._drift = (await compare(self._source.address), began)
+        self._objects = (await compare(self._source.address), began)

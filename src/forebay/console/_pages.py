@@ -19,6 +19,7 @@ from forebay.console._request import (
     text_in,
     whole_in,
 )
+from forebay.console._window import SPANS, window_of
 from forebay.errors import ConfigError, EndpointNotFound
 from forebay.guard.holder_query import holders
 from forebay.model.change import JobFilter
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from forebay.console._source import Source
+    from forebay.console._window import Window
     from forebay.model.schedules import ScheduleStatus
-    from forebay.model.stats import StatsSample, StatsStep
+    from forebay.model.stats import StatsSample
 
 Facts = dict[str, Any]
 
@@ -71,19 +73,6 @@ _BUDGET: Final = 50_000
 #: Jobs whose state one page of a search asks for: as long.
 _STATES: Final = 100
 
-_SPANS: Final[dict[str, tuple[Any, timedelta]]] = {
-    "hour": ("minute", timedelta(hours=1)),
-    "day": ("minute", timedelta(days=1)),
-    "month": ("hour", timedelta(days=30)),
-}
-
-#: The finest steps first: how long each is kept, and the longest range of which it makes curves.
-_STEPS: Final[tuple[tuple[StatsStep, timedelta, timedelta], ...]] = (
-    ("second", timedelta(hours=1), timedelta(minutes=10)),
-    ("minute", timedelta(days=7), timedelta(days=2)),
-    ("hour", timedelta(days=366), timedelta(days=366)),
-)
-
 #: Columns of a list of jobs that a person can choose, beside the number of the job.
 COLUMNS: Final = (
     "state", "queue", "kind", "arguments", "attempt", "enqueued", "due or ended", "group",
@@ -96,6 +85,9 @@ DEFAULT_COLUMNS: Final = COLUMNS[:7]
 
 #: Numbers of a histogram: one more than bounds.
 _BUCKETS: Final = len(STATS_BOUNDS) + 1
+
+#: Points of which the last, of a step that is not over, is left out.
+_OVER_LEAST: Final = 3
 
 #: Points of a curve.
 _POINTS_MAX: Final = 120
@@ -139,69 +131,27 @@ async def _overview(source: Source, request: Request) -> Facts:
             "queue",
         ),
         "data": source.data,
+        "courses": source.courses,
+        "lasts": samples[-1].at - samples[0].at,
         "marks": await source.marks(),
         "curves": [
             ("jobs waiting", [one.waiting for one in samples], "number"),
-            ("jobs done a second", [one.done for one in samples], "number"),
+            ("jobs done a second", [one.done for one in samples], "rate"),
             ("dead rows", [one.dead_rows for one in samples], "number"),
             ("oldest transaction", [one.snapshot_seconds for one in samples], "duration"),
         ],
     }
 
 
-class Window(NamedTuple):
-    """The time that curves show.
-
-    Attributes:
-        span: hour, day or month, up to now; empty: from one time to another.
-        step: of its samples.
-        until: None: now.
-    """
-
-    span: str
-    step: StatsStep
-    since: datetime
-    until: datetime | None
-
-    def moved(self, begin: float, end: float) -> dict[str, str]:
-        """Return another window, by its ends in lengths of this one, as a part of an address."""
-        until = self.until or datetime.now(UTC)
-        length = until - self.since
-        ends = {"since": self.since + begin * length, "until": self.since + end * length}
-        return {name: at.isoformat(timespec="milliseconds") for name, at in ends.items()}
-
-
-def _window(request: Request) -> Window:
-    """Return the time that an address asks for: a span, or what a person zoomed into."""
-    now = datetime.now(UTC)
-    since, until = instant_in(request, "since"), instant_in(request, "until")
-    if since is None and until is None:
-        span = text_in(request, "span") or "hour"
-        if span not in _SPANS:
-            raise ConfigError("span", f"is {span!r}, not one of {', '.join(_SPANS)}")
-        step, length = _SPANS[span]
-        return Window(span, step, now - length, None)
-    longest = _STEPS[-1][1]
-    until = now if until is None else min(now, max(until, now - longest))
-    since = until - timedelta(hours=1) if since is None else max(since, now - longest)
-    if since >= until:
-        raise ConfigError("since", "is not before until, or not in the past")
-    step = next(
-        (step for step, kept, most in _STEPS if since > now - kept and until - since <= most),
-        _STEPS[-1][0],
-    )
-    return Window("", step, since, until)
-
-
 async def _queue(source: Source, request: Request) -> Facts:
     name = needed_in(request, "queue")
-    window = _window(request)
+    window = window_of(request)
     overview = await source.overview()
     loads = [one for one in overview.queues if one.queue == name]
     series = await source.read(stats.stats_series(window.step, window.since, window.until, name))
     counted = await source.read(stats.stats(name))
     limits = await source.read(queues.limits(name))
-    times, curves = _curves(series)
+    times, curves = _curves(series, window)
     happened = await source.happenings(times[0], name, window.until) if times else []
     return {
         "section": "Overview",
@@ -218,7 +168,7 @@ async def _queue(source: Source, request: Request) -> Facts:
         "tags": _by(counted, "tag"),
         "priorities": _by(counted, "priority"),
         "window": window,
-        "spans": list(_SPANS),
+        "spans": list(SPANS),
         "times": times,
         "curves": curves,
         "marks": marks(happened, times),
@@ -256,9 +206,12 @@ def _p95(counts: Sequence[int], total_ms: int) -> float | None:
 
 
 def _curves(
-    series: Sequence[StatsSample],
+    series: Sequence[StatsSample], window: Window
 ) -> tuple[list[datetime], list[tuple[str, list[float | None], str]]]:
-    """Return times and curves of a queue from its samples: sums over kinds, tags, priorities."""
+    """Return times and curves of a queue from its samples: sums over kinds, tags, priorities.
+
+    What was counted is a mean of each step. The present step is not over, so it is not shown.
+    """
     moments: dict[datetime, list[StatsSample]] = defaultdict(list)
     for one in series:
         moments[one.at].append(one)
@@ -277,14 +230,19 @@ def _curves(
             for part in parts
         ]
 
-    def sums(name: str) -> list[float | None]:
-        return [sum(getattr(s, name) for s in part) for part in parts]
+    def means(name: str) -> list[float | None]:
+        found: list[float | None] = [
+            sum(getattr(s, name) for s in part) / len({s.at for s in part}) for part in parts
+        ]
+        is_over = window.until is not None or window.step == "second" or len(found) < _OVER_LEAST
+        return found if is_over else [*found[:-1], None]
 
+    each = "an hour" if window.step == "hour" else f"a {window.step}"
     return ends, [
         ("jobs ready", [sum(s.ready for s in part) for part in last], "number"),
-        ("enqueued", sums("enqueued"), "number"),
-        ("done", sums("done"), "number"),
-        ("failed attempts", sums("failed"), "number"),
+        (f"enqueued {each}", means("enqueued"), "rate"),
+        (f"done {each}", means("done"), "rate"),
+        (f"failed attempts {each}", means("failed"), "rate"),
         ("wait, p95", p95("waits", "wait_ms"), "duration"),
         ("handler, p95", p95("durations", "duration_ms"), "duration"),
     ]

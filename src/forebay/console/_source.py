@@ -52,6 +52,10 @@ _SHARE: Final = 0.2
 #: Samples that the curves show: ten minutes.
 _SAMPLES: Final = 300
 
+#: Samples of each queue that the overview shows: little more than a minute, since there may be
+#: very many queues.
+_COURSE: Final = 40
+
 #: Most events, and most ended workers, that become marks: the newest.
 _EVENTS_MAX: Final = 200
 
@@ -75,6 +79,18 @@ class Sample(NamedTuple):
     done: float | None
     dead_rows: int
     snapshot_seconds: float
+
+
+class Course(NamedTuple):
+    """What happened in a queue, in all its groups, at one sample; None until it is known.
+
+    Attributes:
+        enqueued: jobs a second.
+        done: jobs a second.
+    """
+
+    enqueued: float | None
+    done: float | None
 
 
 class _Kept(Generic[T]):
@@ -148,6 +164,8 @@ class Source:
         #: The checks.
         self.doctor = Doctor(self)
         self.samples: deque[Sample] = deque(maxlen=_SAMPLES)
+        #: By queue, what was enqueued and done a second, in its last samples.
+        self.courses: dict[str, deque[Course]] = {}
         #: Why the last sample failed; None if it did not.
         self.failed: str | None = None
 
@@ -352,6 +370,22 @@ class Source:
                 snapshot_seconds=data["database"]["snapshot_seconds"],
             )
         )
+        self._keep_courses(self._overview)
+
+    def _keep_courses(self, overview: Overview) -> None:
+        """Add what happened in each queue, and forget the queues that no longer exist."""
+        courses: dict[str, deque[Course]] = {}
+        for one in overview.queues:
+            known = courses.get(one.queue)
+            if known is None:
+                known = self.courses.get(one.queue, deque(maxlen=_COURSE))
+                courses[one.queue] = known
+                # Each group gets each job, so one group tells what is enqueued.
+                known.append(Course(one.enqueued_per_second, one.done_per_second))
+            elif one.done_per_second is not None:
+                last = known.pop()
+                known.append(last._replace(done=(last.done or 0.0) + one.done_per_second))
+        self.courses = courses
 
     async def _read_measurements(self) -> Any:
         try:

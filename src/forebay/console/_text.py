@@ -16,6 +16,11 @@ from forebay.policy.retry import human_distance, human_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: Words with which our sentences begin, and names of queues, jobs and workers seldom do.
+_FIRST_WORDS: Final = frozenset(
+    ("a", "an", "another", "it", "its", "no", "nothing", "the", "they", "too", "writes")
+)
+
 _WIDTH: Final = 120
 _HEIGHT: Final = 24
 
@@ -29,6 +34,19 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+
+
+def rate(value: float | None) -> str:
+    """Return a number a second with two decimals at most; ``-`` for None.
+
+    >>> rate(0.0), rate(0.002), rate(0.893), rate(4.125), rate(1234.5)
+    ('0', '< 0.01', '0.89', '4.12', '1,234')
+    """
+    if not value:
+        return "-" if value is None else "0"
+    if value < 0.005:
+        return "< 0.01"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def duration(seconds: float | None) -> str:
@@ -46,8 +64,12 @@ def instant(value: datetime | float | None) -> Markup:
     at = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
     at = at.astimezone(UTC)
     text = human_distance((datetime.now(UTC) - at).total_seconds())
-    utc = at.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), utc, text)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), utc(at), text)
+
+
+def utc(value: datetime) -> str:
+    """Return an instant in UTC, to the second."""
+    return value.astimezone(UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
 
 
 def instant_of(text: str, name: str) -> datetime:
@@ -78,33 +100,79 @@ def long_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
-def sparkline(values: Sequence[float | None], title: str) -> Markup:
-    """Return a curve of values, oldest first, as a picture with its title; empty for none."""
+def coded(text: str) -> Markup:
+    """Return a text whose parts between backticks are code.
+
+    >>> coded("see `f <x>`"), coded("it`s")
+    (Markup('see <code>f &lt;x&gt;</code>'), Markup('it`s'))
+    """
+    parts = replaced_controls(text).split("`")
+    if len(parts) % 2 == 0:
+        return Markup("{}").format("`".join(parts))
+    code = Markup("<code>{}</code>")
+    return Markup("").join(
+        code.format(part) if place % 2 else part for place, part in enumerate(parts)
+    )
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter, unless it may begin with a name.
+
+    >>> sentence("the audit ended"), sentence("web-1 has it")
+    ('The audit ended', 'web-1 has it')
+    """
+    first = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if first.strip(":,") in _FIRST_WORDS else text
+
+
+def sparkline(
+    values: Sequence[float | None], title: str, others: Sequence[float | None] = ()
+) -> Markup:
+    """Return a curve of values, oldest first, as a picture with its title; empty for none.
+
+    ``others`` is a second curve on the same scale, as long as the first.
+    """
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Markup("")
-    top = max(known) or 1.0
+    top = max(*known, *(value for value in others if value is not None)) or 1.0
+    return Markup(
+        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img"'
+        ' aria-label="{}"><title>{}</title>{}<polyline points="{}"/></svg>'
+    ).format(
+        _WIDTH,
+        _HEIGHT,
+        title,
+        title,
+        Markup('<polyline class="other" points="{}"/>').format(_points(others, top))
+        if others
+        else "",
+        _points(values, top),
+    )
+
+
+def _points(values: Sequence[float | None], top: float) -> str:
     step = _WIDTH / (len(values) - 1)
-    points = " ".join(
+    return " ".join(
         f"{place * step:.1f},{_HEIGHT - 1 - value / top * (_HEIGHT - 2):.1f}"
         for place, value in enumerate(values)
         if value is not None
     )
-    return Markup(
-        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img"'
-        ' aria-label="{}"><title>{}</title><polyline points="{}"/></svg>'
-    ).format(_WIDTH, _HEIGHT, title, title, points)
 
 
 #: The filters of the templates.
 FILTERS: Final = {
     "number": number,
+    "rate": rate,
     "duration": duration,
     "instant": instant,
+    "utc": utc,
     "json": short_json,
     "long_json": long_json,
     "bytes": lambda value: "-" if value is None else human_bytes(value),
     "plain": replaced_controls,
+    "coded": coded,
+    "sentence": sentence,
 }
 
 #: The functions of the templates.

@@ -31,8 +31,8 @@ from starlette.staticfiles import StaticFiles
 from forebay._actor import acting_as
 from forebay._dataclass import dataclass
 from forebay.client.reader import ReadRefused, ReadTooSlow, refusal
-from forebay.console._acts import ACTS, FILTER, LIMITS, PERMISSIONS, Act, Done, Run
-from forebay.console._causes import shown_on
+from forebay.console._acts import ACTS, DESTRUCTIVE, FILTER, LIMITS, PERMISSIONS, Act, Done, Run
+from forebay.console._causes import shown_on, titled
 from forebay.console._pages import DEFAULT_COLUMNS, PAGES, Page
 from forebay.console._source import Source
 from forebay.console._text import FILTERS, FUNCTIONS
@@ -504,9 +504,11 @@ class Console:
             may=lambda name: self._may(visit.user, name),
             acts=ACTS,
             filter_names=FILTER,
+            destructive=DESTRUCTIVE,
             limit_names=LIMITS,
             default_columns=DEFAULT_COLUMNS,
             shown_on=shown_on,
+            titled=titled,
             pages=[page for page in PAGES if page.title],
         )
         return HTMLResponse(text, status)

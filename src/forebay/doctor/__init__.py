@@ -27,7 +27,7 @@ from forebay.doctor._finding import (
     Level,
 )
 from forebay.doctor._locks import without_workers
-from forebay.doctor._schema import catalog, installed, judge_drift, judge_installed, not_compared
+from forebay.doctor._schema import catalog, installed, judge_installed, judge_objects, not_compared
 
 __all__ = [
     "CHECKS",
@@ -36,8 +36,8 @@ __all__ = [
     "Level",
     "catalog",
     "installed",
-    "judge_drift",
     "judge_installed",
+    "judge_objects",
     "not_compared",
     "without_workers",
 ]
@@ -46,7 +46,7 @@ __all__ = [
 CHECKS: Final = (
     Check("server", _server.server(), needs="nothing"),
     Check("schema", _schema.applied()),
-    Check("drift", _schema.drift(), needs="version"),
+    Check("objects", _schema.objects(), needs="version"),
     Check("cluster", _log.cluster()),
     Check("roles", _server.roles()),
     Check("durability", _server.durability(), needs="nothing"),

@@ -1,8 +1,9 @@
 """The schema: its version, and whether it still matches the migrations.
 
 One query reads the catalog as (object, definition) pairs. The same query, run on an unchanged
-database, made ``forebay/sql/catalog.json``; a difference is drift. Definitions are normalised, so
-that all supported versions of PostgreSQL and all segments give the same text.
+database, made ``forebay/sql/catalog.json``; a difference is a finding of the check ``objects``.
+Definitions are normalised, so that all supported versions of PostgreSQL and all segments give the
+same text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from forebay.ops.operation import ResultRows
 
-#: Findings of drift shown one by one; the rest is counted.
+#: Findings about objects shown one by one; the rest is counted.
 _SHOWN_MAX: Final = 12
 
 CATALOG_SQL: Final = r"""
@@ -153,21 +154,23 @@ def installed() -> Operation[tuple[bool, bool]]:
     )
 
 
-def drift() -> Operation[list[Finding]]:
+def objects() -> Operation[list[Finding]]:
     """Where the schema differs from the migrations."""
-    return Operation(CATALOG_SQL, lambda rows: judge_drift(_read_catalog(rows), expected_catalog()))
+    return Operation(
+        CATALOG_SQL, lambda rows: judge_objects(_read_catalog(rows), expected_catalog())
+    )
 
 
 def not_compared() -> Finding:
-    """The finding instead of drift where another version made the schema."""
+    """The finding instead where another version made the schema."""
     what = "the schema was not compared with the migrations: it is not of this library's version"
-    return Finding("drift", Level.NOTICE, what, "Run the doctor of that version of the library.")
+    return Finding("objects", Level.NOTICE, what, "Run the doctor of that version of the library.")
 
 
-def judge_drift(found: Mapping[str, str], expected: Mapping[str, str]) -> list[Finding]:
+def judge_objects(found: Mapping[str, str], expected: Mapping[str, str]) -> list[Finding]:
     """Return which objects of a catalog are missing, changed or added.
 
-    >>> judge_drift({"index log.a": "x"}, {"index log.a": "x"})[0].level
+    >>> judge_objects({"index log.a": "x"}, {"index log.a": "x"})[0].level
     <Level.OK: 'ok'>
     """
     missing = sorted(expected.keys() - found.keys())
@@ -182,11 +185,11 @@ def judge_drift(found: Mapping[str, str], expected: Mapping[str, str]) -> list[F
     ]
     if not findings:
         what = f"{counted(len(expected), 'object')} match the migrations"
-        return [Finding("drift", Level.OK, what, facts={"objects": len(expected)})]
+        return [Finding("objects", Level.OK, what, facts={"objects": len(expected)})]
     findings.sort(key=lambda finding: finding.level.rank)
     if len(findings) > _SHOWN_MAX:
         rest = counted(len(findings) - _SHOWN_MAX, "more object was", "more objects were")
-        findings[_SHOWN_MAX:] = [Finding("drift", findings[_SHOWN_MAX].level, f"{rest} added")]
+        findings[_SHOWN_MAX:] = [Finding("objects", findings[_SHOWN_MAX].level, f"{rest} added")]
     return findings
 
 
@@ -205,10 +208,10 @@ def _together(
             {"object": name, "found": found.get(name), "expected": expected[name]} for name in names
         ]
     }
-    return [Finding("drift", Level.ERROR, f"{problem}: {listed}", _DRIFT_REMEDY, facts)]
+    return [Finding("objects", Level.ERROR, f"{problem}: {listed}", _OBJECTS_REMEDY, facts)]
 
 
-_DRIFT_REMEDY: Final = (
+_OBJECTS_REMEDY: Final = (
     "The schema was changed by hand. `forebay migrate --repair` restores functions and grants; "
     "compare the rest with the output of `forebay sql`."
 )
@@ -219,19 +222,19 @@ def _extra(name: str, definition: str) -> Finding:
     if name.startswith("grant to public"):
         what = f"{name}: {definition.lower()}"
         remedy = "Every role can use it. Revoke it: select forebay._grant();"
-        return Finding("drift", Level.WARNING, what, remedy, facts)
+        return Finding("objects", Level.WARNING, what, remedy, facts)
     if name.startswith("row security"):
         what = f"{name} is enabled: workers may see only a part of the jobs"
         remedy = "alter table forebay.... disable row level security"
-        return Finding("drift", Level.ERROR, what, remedy, facts)
+        return Finding("objects", Level.ERROR, what, remedy, facts)
     if name.startswith("owner of"):
         what = f"the {name} is {definition}, not the schema's owner"
         remedy = "Give it to the schema's owner: its functions run with the rights of the owner."
-        return Finding("drift", Level.WARNING, what, remedy, facts)
+        return Finding("objects", Level.WARNING, what, remedy, facts)
     if name.startswith(("trigger", "rule")):
         what = f"{name} was added: it runs within every enqueue, claim or settlement that it sees"
-        return Finding("drift", Level.WARNING, what, "Drop it unless it is intended.", facts)
-    return Finding("drift", Level.NOTICE, f"{name} was added", None, facts)
+        return Finding("objects", Level.WARNING, what, "Drop it unless it is intended.", facts)
+    return Finding("objects", Level.NOTICE, f"{name} was added", None, facts)
 
 
 def applied() -> Operation[list[Finding]]:

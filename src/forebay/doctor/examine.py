@@ -81,7 +81,7 @@ async def examine(
                 found += seen
                 facts = seen[-1].facts
                 if check.name == "schema" and facts.get("version") != facts.get("needed"):
-                    there.discard("version")  # the schema of another version is not drift
+                    there.discard("version")  # objects of another version cannot be compared
                     found.append(not_compared())
         if "schema" in there:
             found += await _look_at_measured(dsn, data)
@@ -98,7 +98,7 @@ async def compare(dsn: str) -> list[Finding]:
     """
     session = read_session(dsn)
     try:
-        return await look(session, next(check for check in CHECKS if check.name == "drift"))
+        return await look(session, next(check for check in CHECKS if check.name == "objects"))
     finally:
         await session.close()
 

@@ -1,8 +1,8 @@
-"""Mend what the check of drift finds: functions, grants and comments, from the migrations.
+"""Mend what the check `objects` finds: functions, grants and comments, from the migrations.
 
 Invariant "no row is touched": a repair replaces functions, and repeats grants and comments. It
 creates, alters and drops no table, column, constraint, index, type or sequence, and writes no row.
-All of it is one transaction, which ends with the check of drift: what that still finds is left. A
+All of it is one transaction, which ends with that check: what that still finds is left. A
 dry run is the same transaction, rolled back.
 """
 
@@ -17,7 +17,7 @@ from psycopg.rows import tuple_row
 
 from forebay._dataclass import dataclass
 from forebay.doctor._finding import Finding, Level
-from forebay.doctor._schema import catalog, judge_drift
+from forebay.doctor._schema import catalog, judge_objects
 from forebay.errors import SchemaError
 from forebay.sql import expected_catalog, migrations, required_version, split_statements
 from forebay.upgrade.migrate import connection_to, pending_migrations, raising_ours
@@ -79,7 +79,7 @@ def repair(target: str | psycopg.Connection[Any], *, dry_run: bool = False) -> R
             _mend(cursor, before)
             after = _read(cursor)
     differing = _differing(before) - _differing(after)
-    left = [each for each in judge_drift(after, expected_catalog()) if each.level != Level.OK]
+    left = [each for each in judge_objects(after, expected_catalog()) if each.level != Level.OK]
     return Repaired(mended=tuple(sorted(differing)), left=tuple(left))
 
 

@@ -23,6 +23,8 @@ class QueueLoad:
         is_served: whether a live worker serves it.
         oldest_ready_seconds: age of the oldest ready job, in seconds.
         claims_per_second: jobs that workers took.
+        enqueued_per_second: jobs that were enqueued, between two folds of the counters, as
+            ``done_per_second``.
         done_per_second: jobs that were done, between two folds of the counters; None until two are
             known.
         failed_per_second: attempts that ended with an error, and jobs that died.
@@ -45,6 +47,7 @@ class QueueLoad:
     is_served: bool
     oldest_ready_seconds: float | None
     claims_per_second: float | None
+    enqueued_per_second: float | None
     done_per_second: float | None
     failed_per_second: float | None
     wait_p50: float | None

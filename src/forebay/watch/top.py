@@ -67,6 +67,7 @@ class _Read:
         self.bounds: Sequence[float] = data["counters"]["bounds"]
         #: When the last fold changed the counters of a place; they say nothing of later.
         self.counted_at: dict[_Place, float] = {}
+        self.enqueued: dict[_Place, int] = {}
         self.done: dict[_Place, int] = {}
         self.failed: dict[_Place, int] = {}
         self.waits: dict[_Place, list[int]] = {}
@@ -74,6 +75,7 @@ class _Read:
         for cell in data["counters"]["cells"]:
             place = (cell["queue"], cell["group"])
             self.counted_at[place] = max(self.counted_at.get(place, 0.0), cell["counted_at"])
+            self.enqueued[place] = self.enqueued.get(place, 0) + cell["enqueued"]
             self.done[place] = self.done.get(place, 0) + cell["done"]
             self.failed[place] = self.failed.get(place, 0) + cell["failed"] + cell["dead"]
             for totals, name, sum_name in (
@@ -168,6 +170,7 @@ def _queues(
                 is_served=queue["is_served"],
                 oldest_ready_seconds=None if oldest_at is None else max(0.0, new.at - oldest_at),
                 claims_per_second=claims_rate(place),
+                enqueued_per_second=_counted_rate("enqueued", place, new, earlier),
                 done_per_second=_counted_rate("done", place, new, earlier),
                 failed_per_second=_counted_rate("failed", place, new, earlier),
                 wait_p50=seconds(waits, 0.5),
@@ -181,7 +184,10 @@ def _queues(
 
 
 def _counted_rate(
-    name: Literal["done", "failed"], place: _Place, new: _Read, earlier: Sequence[_Read]
+    name: Literal["enqueued", "done", "failed"],
+    place: _Place,
+    new: _Read,
+    earlier: Sequence[_Read],
 ) -> float | None:
     """Return by how much a counter grows a second, between two folds: a busy worker folds every
     ten seconds, and between two reads nothing may have been counted.

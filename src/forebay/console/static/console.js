@@ -172,6 +172,9 @@
     does?.();
   });
 
+  const nav = document.querySelector("nav.pages");
+  const current = nav.querySelector("[aria-current]");
+  if (current) nav.scrollLeft = current.offsetLeft - (nav.clientWidth - current.clientWidth) / 2;
   showTimes(document);
   showAge();
   listen();

@@ -7,13 +7,13 @@ commit, and each waits for the commit that has its checkpoint.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from forebay.db.pools import is_duplicate
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
+from forebay.model.text import logger
 from forebay.ops import flows
 from forebay.policy.backoff import reconnect_seconds
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = logging.getLogger("forebay.worker")
+log = logger("forebay.worker")
 
 #: How often a call is tried while the database is unavailable.
 _TRIES: Final = 5
