@@ -5,8 +5,9 @@
 - Comments that steer the test of code blocks are left out, except for the name of a file, which
   becomes the title of its block.
 - The page `reference/api.md` is made from the docstrings of the public names.
-- The search finds guides before design pages and decisions, and by the words of Celery: those in
-  the table `Words` of `coming-from/index.md` are tags of the guides that their rows link to.
+- The search finds guides before design pages and decisions, and by words that people look for:
+  those of Celery in the table `Words` of `coming-from/index.md` are tags of the guides that their
+  rows link to, and `_ASKED` has those that many pages mention and one answers.
 - The address of a page that was moved leads to its new one.
 - The home page, `index.md`, has a template in `tools/site`. Its plots become a part of the page, so
   that they follow the palette. A picture `NAME.png` that has a `NAME-dark.png` beside it changes
@@ -53,6 +54,13 @@ _BOOSTS = {
     "what-we-got-wrong": 0.1,
 }
 
+#: Words that many pages mention, by the page that answers. They are its tags in the search.
+_ASKED = {
+    "howto/deployment.md": ["docker", "kubernetes"],
+    "howto/on-call.md": ["on call", "runbook"],
+    "howto/troubleshooting.md": ["too many connections"],
+}
+
 _FENCE = re.compile(r"(^[ ]*(?P<fence>```+).*?^[ ]*(?P=fence)[ ]*$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
 _FILE = re.compile(
@@ -85,12 +93,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Return the page as the site shows it."""
     source = page.file.src_uri
     if source == "index.md":
-        page.meta |= {"template": "home.html", "hide": ["navigation", "toc"]}
+        page.meta.update(template="home.html", hide=["navigation", "toc"])
     for beginning, boost in _BOOSTS.items():
         if source.startswith(beginning):
             page.meta["search"] = {"boost": boost}
-    if source in _words():
-        page.meta["tags"] = _words()[source]
+    if tags := [*_words().get(source, []), *_ASKED.get(source, [])]:
+        page.meta["tags"] = tags
     markdown = _FILE.sub(r'\g<fence>\g<language> title="\g<name>"', markdown)
     # What looks like a link or a comment in a code block is code.
     parts = _FENCE.split(markdown)

@@ -17,6 +17,19 @@ from pathlib import Path
 _README = Path(__file__).resolve().parents[1] / "README.md"
 
 
+#: What runs in the new environment: on a temporary server, and not on that of `forebay dev`, which
+#: the projects of a user share.
+_RUN = """
+import os, subprocess, sys
+from forebay.embedded import temporary_server
+
+with temporary_server() as server:
+    environment = os.environ | {"FOREBAY_DATABASE_URL": server.dsn("postgres")}
+    for command in ([sys.executable, "shop.py"], ["forebay", "status"]):
+        subprocess.run(command, check=True, env=environment)
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("dist", type=Path, help="the folder with the built wheels")
@@ -35,7 +48,6 @@ def _try(folder: Path, wheels: list[str], python: str) -> None:
         "PATH": f"{folder / 'env/bin'}:/usr/bin:/bin",
         "HOME": str(folder),
         "LANG": "C.UTF-8",
-        "FOREBAY_DATABASE_URL": "embedded",
     }
 
     def run(*command: str) -> str:
@@ -61,12 +73,9 @@ def _try(folder: Path, wheels: list[str], python: str) -> None:
     )
     assert found, "the README has no shop.py"
     (folder / "shop.py").write_text(found[1], encoding="utf-8")
-    try:
-        said = run("python", "shop.py")
-        assert "welcome, user 1" in said, said
-        run("forebay", "status")
-    finally:
-        run("forebay", "dev", "--stop")
+    (folder / "run.py").write_text(_RUN, encoding="utf-8")
+    said = run("python", "run.py")
+    assert "welcome, user 1" in said, said
 
 
 if __name__ == "__main__":
