@@ -606,6 +606,7 @@ async def test_the_log_counts_the_attempts_of_a_step(app, conn, caplog):
 
     work.enqueue(conn)
     await run_retries(app, conn)
-    (retried,) = [one.getMessage() for one in caplog.records if "runs again" in one.msg]
+    said = [one.getMessage() for one in caplog.records]
+    (retried,) = [text for text in said if "runs again" in text]
     assert "attempt 1 of 2, failed" in retried
     assert one(conn, "select errors -> 0 -> 'max_attempts' from forebay.dead_letter") == 2

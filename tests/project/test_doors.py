@@ -185,6 +185,7 @@ GOOD: dict[str, Any] = {
     "source": Items(),
     "table": "t",
     "target": Items(),
+    "then": forebay.Call(kind="mail", args="{}"),
     "url": "http://a.example",
     "wait": 5,
     "sql": "select 1",
