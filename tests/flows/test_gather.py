@@ -10,6 +10,7 @@ import pytest
 import forebay
 from forebay.errors import InvalidJob, WrongConnection
 from tests.support import flow_app
+from tests.support.consumer import Consumer
 from tests.support.engine import Reader, connect, enqueue, one, shift_clock, sqlstate, state
 from tests.support.fix_worker import run_retries
 from tests.support.mutant import break_function, violation
@@ -474,6 +475,26 @@ async def test_in_several_groups_each_has_the_results(app, conn, database):
     assert state(conn, job, "second") == "done"
 
 
+def test_workers_in_other_languages_end_jobs_of_a_gather(conn, database):
+    """With their results; and such a worker reads what a callback waited for."""
+    jobs = json.dumps([{"kind": "part"} for _ in range(3)])
+    job = one(conn, 'select forebay.enqueue_gather(%s::jsonb, \'{"kind": "whole"}\')', jobs)
+    with Consumer(database) as consumer:
+        first, second, third = consumer.take()
+        assert consumer.settle("done", [first, second], json.dumps([7, None])) == ["settled"] * 2
+        assert consumer.settle("done", [first]) == ["already"]
+        conn.execute(PROMOTE)
+        assert consumer.take() == []
+        assert consumer.settle("dead", [third], "broken") == ["settled"]
+        conn.execute(PROMOTE)
+        (whole,) = consumer.take()
+        assert whole["id"] == job
+        read = "select nr, outcome, value, problem from forebay.gathered(%s)"
+        assert consumer.conn.execute(read, [job]).fetchall() == [
+            (1, "done", "7", None), (2, "done", None, None), (3, "dead", None, "permanent"),
+        ]  # fmt: skip
+
+
 def test_trimming_takes_it_with_its_job(conn):
     """While the callback waits, its rows stay."""
     one(conn, 'select forebay.enqueue_gather(\'[{"kind": "part"}]\', \'{"kind": "whole"}\')')
@@ -523,7 +544,7 @@ def test_callbacks_survive_killed_workers(conn, workers, effects):
         worker.kill()
     workers.start(wait=False, **options)
     wait_for(lambda: sums() >= gathers, 120, lambda: workers.logs)
-    assert one(conn, "select count(*) from booking where what <> '6'") == 0
+    assert one(conn, "select count(*) from booking") == gathers
     assert one(conn, "select count(*) from forebay.dead_letter") == 0
 
 

@@ -190,7 +190,7 @@ GOOD: dict[str, Any] = {
     "source": Items(),
     "table": "t",
     "target": Items(),
-    "then": app().job(name="total")(send_mail),
+    "then": forebay.Call(kind="mail", args="{}"),
     "url": "http://a.example",
     "wait": 5,
     "sql": "select 1",

@@ -70,15 +70,13 @@ def in_process(ctx: forebay.Context, order: int) -> None:
 
 
 @app.job(retry=SOON)
-async def sum_plainly(order: int, results: list[int]) -> None:
-    async with await psycopg.AsyncConnection.connect(app.dsn, autocommit=True) as conn:
-        await abook(conn, order, str(sum(results)))
+async def sum_plainly(ctx: forebay.Context, order: int, results: list[int]) -> None:
+    await ctx.once("sum", abook, order, str(sum(results)))
 
 
 @app.job(retry=SOON, executor="process")
-def sum_in_process(order: int, results: list[int]) -> None:
-    with psycopg.connect(app.dsn, autocommit=True) as conn:
-        book(conn, order, str(sum(results)))
+def sum_in_process(ctx: forebay.Context, order: int, results: list[int]) -> None:
+    ctx.once("sum", book, order, str(sum(results)))
 
 
 @app.job(retry=SOON, transaction=True)

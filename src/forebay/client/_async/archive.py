@@ -40,9 +40,9 @@ class AsyncArchive(AsyncClientBase):
     ) -> Family:
         """Return the job whose handler enqueued a job, and the newest jobs that it has enqueued.
 
-        The handler of a follow-up or of the child of a gather is enqueued by the job before it, or
-        by the parent. Jobs that a handler enqueues by SQL, and those of batch handlers, have no
-        parent. The search for children is bounded: ``is_complete`` says whether it saw all.
+        A follow-up has the job that it follows as its parent, a job that is gathered the one that
+        waits for it. What a handler enqueues by SQL has none, nor what a batch handler enqueues.
+        The search for children is bounded: ``is_complete`` says whether it saw all.
 
         Args:
             job_id: the job.

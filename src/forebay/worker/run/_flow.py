@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forebay.worker.run.call import Call
 
 
-#: How long a cancelled handler may take until its next verb, and then to compensate.
+#: How long a cancelled handler may run until its next verb, and then compensate.
 NEXT_VERB_SECONDS: Final = 10.0
 COMPENSATES_SECONDS: Final = 60.0
 
@@ -127,7 +127,7 @@ class Flow:
 
         self.call.timers.append(self.loop.call_later(seconds, end))
 
-    def _as_cancelled(self) -> JobCancelled:
+    def _cancellation(self) -> JobCancelled:
         """Return what tells the handler that its job was cancelled, once."""
         assert self._cancelled is not None
         self._knows = True
@@ -140,7 +140,7 @@ class Flow:
         is_news = self._cancelled is not None and not self._knows
         if is_news and isinstance(error, asyncio.CancelledError) and asyncio.current_task() is task:
             task.uncancel()
-            return self._as_cancelled()
+            return self._cancellation()
         return error
 
     # --- what each verb does ---
@@ -303,7 +303,7 @@ class Flow:
         with self._verb(name):
             if self._cancelled is not None and not self._knows:
                 verb.close()
-                raise self._as_cancelled()
+                raise self._cancellation()
             is_own = asyncio.current_task() is self.call.task
             turn = _Turn(verb)
             while turn.proceeds():

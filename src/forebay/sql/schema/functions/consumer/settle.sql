@@ -68,7 +68,7 @@ begin
         from unnest(done.tokens) with ordinality t (token, nth)
         cross join lateral (select t.nth::integer - 1 as nr) i
         cross join lateral (select jsonb_build_object('value', coalesce(done.results -> i.nr, 'null'), 'seconds', coalesce(v_keep, 0)) as kept) r
-        order by t.nth)) s;
+        order by t.nth), forebay._child_ends(done.tokens, done.results)) s;
 end
 $$;
 
@@ -308,11 +308,34 @@ as $$
 $$;
 
 
--- Settle jobs by their tokens: p_ended has the end of each, as forebay.settle_v1() takes it, without its place.
+-- For each token what a gather learns of its job that is done, as forebay.settle_v1() takes it; null: none waits for it. While no handler
+-- ever recorded a checkpoint it looks at nothing.
+create function forebay._child_ends(p_tokens text[], p_results jsonb) returns jsonb[]
+language plpgsql volatile
+-- planner: indexed
+as $$
+begin
+    if pg_sequence_last_value('forebay.flow_seq') is null then
+        return null;
+    end if;
+    return array(
+        select case when c.child is not null then jsonb_build_array(
+                   jsonb_build_object('gather', c.child[2], 'nr', c.child[1], 'job_id', coalesce(r.job_id, r.seq), 'value', p_results -> (t.nr::integer - 1))) end
+        from unnest(p_tokens) with ordinality t (token, nr)
+        cross join lateral forebay._place_of(t.token) p
+        left join forebay.batch b on b.lease_id = p.lease_id and b.claim_no = p.claim_no
+        left join lateral forebay._row(coalesce(b.lanes[p.place], b.lane), coalesce(b.xids[p.place], b.xids[1]), b.seqs[p.place]) r on true
+        cross join lateral (select forebay._child_in(r.headers) as child) c
+        order by t.nr);
+end
+$$;
+
+
+-- Settle jobs by their tokens: p_ended has the end of each, as forebay.settle_v1() takes it, without its place; p_children what gathers learn of it.
 --
 -- Invariant "one settlement for each token": the flush of a job has minus its place as its number, so the primary key lets one pass.
 -- Leases in their order, so that two calls do not wait for each other in a circle.
-create function forebay._settle_held(p_tokens text[], p_ended jsonb[]) returns table (token text, status text)
+create function forebay._settle_held(p_tokens text[], p_ended jsonb[], p_children jsonb[] default null) returns table (token text, status text)
 language plpgsql volatile
 as $$
 #variable_conflict use_column
@@ -332,6 +355,7 @@ begin
             v_said := array(
                 select s.status from forebay.settle_v1(v_lease.lease_id, (
                     select jsonb_agg(jsonb_build_object('claim_no', u.claim_no, 'flush_no', -u.place)
+                                     || case when p_children[u.nr] is not null then jsonb_build_object('children', p_children[u.nr]) else '{}' end
                                      || case when p_ended[u.nr] is null or p_ended[u.nr] = '{"outcome": "done"}'
                                              then jsonb_build_object('done', jsonb_build_array(u.place))
                                              else jsonb_build_object('ended', jsonb_build_array(
