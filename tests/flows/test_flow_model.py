@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 import forebay
 from tests.support.effects import Effects
 from tests.support.engine import one
-from tests.support.mutant import break_function, violation
+from tests.support.mutant import alter_function, violation
 from tests.support.random_flow_app import PROGRAM_VARIABLE
 from tests.support.waiting import wait_for
 from tests.support.worker_process import Crew
@@ -337,11 +337,11 @@ def test_flows_agree_with_a_small_model(machine, examples):
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["a checkpoint", "a signal"])
 def test_the_model_notices_what_is_lost(machine, database, missing):
-    """The mutants: a redrive that copies one checkpoint too few, a promotion that drops signals."""
+    """Such as a redrive that copies one checkpoint too few, or a promotion that drops signals."""
     life = machine()
     life.begin(verbs=["once", "once", "wait"])
     if missing == "a checkpoint":
-        break_function(
+        alter_function(
             database, "_copy_steps", ("select max(s.no) + 1 into", "select max(s.no) into")
         )
         life.deploy_one_more(verb="bad", place=2)
@@ -353,7 +353,7 @@ def test_the_model_notices_what_is_lost(machine, database, missing):
         life.redrive_one(order)
     else:
         taken = ("forebay._now(), d.no, 'w'", "forebay._now(), d.no, 't'")
-        break_function(database, "_wake_flows", taken)
+        alter_function(database, "_wake_flows", taken)
         life.enqueue(kind="in_thread")
         (order,) = life.orders
         life.wait_until_idle()
