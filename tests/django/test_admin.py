@@ -3,6 +3,7 @@ retries.
 """
 
 import html
+import json
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -96,6 +97,37 @@ def test_the_page_of_a_job_shows_why_it_waits_and_what_failed(send_welcome):
     assert "Attempt 1 of 2: ValueError" in text
     assert "no such user" in text
     assert "return function(" not in text  # no frame of the library
+
+
+def test_the_page_of_a_job_shows_the_steps_of_a_flow(send_welcome):
+    """
+    Their names, what they are and when they ended, in order; not what they returned, and the last
+    ones of many.
+    """
+    job_id = send_welcome.enqueue(connection, user_id=1)
+    with Reader(app.dsn, "mail") as reader:
+        reader.claim_ready(1)
+        steps = [
+            {
+                "job_id": job_id, "group_id": reader.group_id, "no": no, "kind": "s",
+                "name": "<charge>", "key": f"k{no}", "value": {"card": "4711"},
+            }
+            for no in range(1, 61)
+        ]  # fmt: skip
+        record = "select forebay.record_steps_v1(%s, %s::jsonb)"
+        reader.conn.execute(record, [reader.lease_id, json.dumps(steps[:2])])
+        where = f"/admin/forebay/job/{job_id}/change/"
+        admin = browser(is_superuser=True)
+        answer = admin.get(where)
+        text = page(answer)
+        assert "1. &lt;charge&gt;[k1] (step)" in text
+        assert "2. &lt;charge&gt;[k2] (step)" in text
+        assert "4711" not in text
+        reader.conn.execute(record, [reader.lease_id, json.dumps(steps[2:])])
+        text = page(admin.get(where))
+        assert "The last 50 of 60 steps" in text
+        assert "[k60]" in text
+        assert "[k10]" not in text
 
 
 def test_queues_are_counted_paused_and_resumed(send_welcome):

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 import forebay
 from tests.support.effects import Effects
 from tests.support.engine import one
+from tests.support.mutant import alter_function, violation
 from tests.support.random_flow_app import PROGRAM_VARIABLE
 from tests.support.waiting import wait_for
 from tests.support.worker_process import Crew
@@ -292,6 +293,21 @@ class FlowMachine(RuleBasedStateMachine):
         wait_for(lambda: found() == (0, 0, 0, 0), 60, lambda: f"{found()} {self.crew.logs}")
 
 
+@pytest.fixture
+def machine(conn, database, workers, effects, tmp_path, monkeypatch):
+    """The class of the machine, with a worker that runs what its program says."""
+    path = tmp_path / "program"
+    path.write_text("[]")
+    monkeypatch.setenv(PROGRAM_VARIABLE, str(path))
+    conn.execute("create table booking (what text, entry integer)")
+    workers.options = {"app": "tests.support.random_flow_app:app", "concurrency": 6}
+    workers.start(wait=False)
+    FlowMachine.conn = conn
+    FlowMachine.client = forebay.Client(database)
+    FlowMachine.crew, FlowMachine.effects, FlowMachine.path = workers, effects, path
+    return FlowMachine
+
+
 def machine_settings(examples: int) -> settings:
     return settings(
         max_examples=examples,
@@ -308,22 +324,42 @@ def machine_settings(examples: int) -> settings:
 @pytest.mark.parametrize(
     "examples", [2, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.nightly])]
 )
-def test_flows_agree_with_a_small_model(
-    conn, database, workers, effects, tmp_path, monkeypatch, examples
-):
+def test_flows_agree_with_a_small_model(machine, examples):
     """
     Whatever verbs a flow has, and whatever kills, deploys, signals, cancellations, rewinds and
     redrives do to it: each effect of once() is there exactly once for each checkpoint, a step is
     done at most once more for each lost lease or connection, no signal is lost, each step that the
     code always had is done, and no wait and no child is left.
     """
-    path = tmp_path / "program"
-    path.write_text("[]")
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(path))
-    conn.execute("create table booking (what text, entry integer)")
-    workers.options = {"app": "tests.support.random_flow_app:app", "concurrency": 6}
-    workers.start(wait=False)
-    FlowMachine.conn = conn
-    FlowMachine.client = forebay.Client(database)
-    FlowMachine.crew, FlowMachine.effects, FlowMachine.path = workers, effects, path
-    run_state_machine_as_test(FlowMachine, settings=machine_settings(examples))
+    run_state_machine_as_test(machine, settings=machine_settings(examples))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["a checkpoint", "a signal"])
+def test_the_model_notices_what_is_lost(machine, database, missing):
+    """Such as a redrive that copies one checkpoint too few, or a promotion that drops signals."""
+    life = machine()
+    life.begin(verbs=["once", "once", "wait"])
+    if missing == "a checkpoint":
+        alter_function(
+            database, "_copy_steps", ("select max(s.no) + 1 into", "select max(s.no) into")
+        )
+        life.deploy_one_more(verb="bad", place=2)
+        life.enqueue(kind="in_async")
+        (order,) = life.orders
+        wait_for(lambda: life.letter(order) is not None, 60, lambda: machine.crew.logs)
+        life.check()
+        life.deploy_a_repair()
+        life.redrive_one(order)
+    else:
+        taken = ("forebay._now(), d.no, 'w'", "forebay._now(), d.no, 't'")
+        alter_function(database, "_wake_flows", taken)
+        life.enqueue(kind="in_thread")
+        (order,) = life.orders
+        life.wait_until_idle()
+        life.check()
+        life.send(order, life.waits[0])
+        wait_for(lambda: not life.is_stuck(order) and not life.pending(order), 60)
+    life.wait_until_idle()
+    with violation():
+        life.check()

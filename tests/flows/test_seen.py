@@ -8,10 +8,14 @@ import pytest
 import forebay
 from forebay.doctor import Level
 from forebay.doctor.examine import examine
+from forebay.worker import Stats
+from forebay.worker.process._metrics import exporter_of
 from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import run_until_idle
 
 pytestmark = pytest.mark.anyio
+
+SOON = forebay.RetryPolicy(max_attempts=3, strategy="fixed", base_seconds=0.001, jitter=False)
 
 
 async def test_the_steps_of_a_parked_flow_and_its_wait_are_seen(app, conn, database):
@@ -158,6 +162,46 @@ async def test_the_doctor_names_waiting_flows_with_steps_that_the_code_does_not_
     shift_clock(conn, 31 * 86400)
     one(conn, "select rows from forebay.trim_v1('flows')")
     assert one(conn, "select count(*) from forebay.unasked_step") == 0
+
+
+@pytest.mark.parametrize("flavour", ["async", "thread"])
+async def test_steps_are_counted(app, conn, database, flavour):
+    """
+    Those that ended in this process, by kind and outcome; one that is recorded is not done again.
+    """
+    tries = []
+
+    def shaky() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError
+
+    if flavour == "async":
+
+        @app.job(retry=SOON)
+        async def work(ctx: forebay.Context) -> None:
+            await ctx.step("charge", int)
+            await ctx.step("ship", shaky)
+    else:
+
+        @app.job(retry=SOON)
+        def work(ctx: forebay.Context) -> None:
+            ctx.step("charge", int)
+            ctx.step("ship", shaky)
+
+    job = work.enqueue(conn)
+    counted = Stats()
+    for _ in range(20):
+        worker = await run_until_idle(app)
+        for (kind, outcome), times in worker.stats.steps.items():
+            for _ in range(times):
+                counted.count_step(kind, outcome)
+        if state(conn, job) == "done":
+            break
+    assert counted.steps == {("work", "done"): 2, ("work", "failed"): 1}
+    text = await exporter_of(database, worker.health, [counted, counted]).atext()
+    assert 'forebay_worker_steps_total{kind="work",outcome="done"} 4' in text
+    assert 'forebay_worker_steps_total{kind="work",outcome="failed"} 2' in text
 
 
 async def test_redaction_erases_what_flows_have_recorded(app, conn):

@@ -132,7 +132,7 @@ def test_every_metric_but_some_is_on_it(dashboard):
         "forebay_scrape_duration_seconds", "forebay_worker_claimed_jobs_total",
         "forebay_worker_leases_lost_total",
         "forebay_worker_listener_errors_total", "forebay_worker_live", "forebay_worker_ready",
-        "forebay_worker_reconnects_total",
+        "forebay_worker_reconnects_total", "forebay_worker_steps_total",
         "forebay_workers_memory_bytes", "forebay_workers_slots",
     }  # fmt: skip
 

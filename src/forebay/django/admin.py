@@ -56,6 +56,7 @@ from forebay.django.models import (
 from forebay.errors import ForebayError, JobNotFound
 from forebay.model import JobState
 from forebay.model.change import ChangeResult, JobFilter
+from forebay.model.flows import RecordedStep
 from forebay.model.text import human_bytes
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
@@ -148,6 +149,7 @@ class JobAdmin(LogAdmin):
         """Return everything about a job, for each group."""
         statuses = client("job", number)
         histories = {history.group: history for history in client("job_history", number)}
+        flows = {flow.group: flow for flow in client("flow", number)}
         waiting = any(not status.state.is_final for status in statuses)
         answers = {one.group: one for one in client("explain", number)} if waiting else {}
         sections: list[Any] = []
@@ -183,6 +185,8 @@ class JobAdmin(LogAdmin):
             ]
             name = "" if len(statuses) == 1 else f"Group {status.group}"
             sections.append((name, given(facts), []))
+            if status.group in flows:
+                sections.append(_steps(flows[status.group].steps))
             if history and history.errors:
                 sections.append(("Errors, newest first", [], error_sections(history.errors)))
             if history and history.result:
@@ -214,6 +218,18 @@ class JobAdmin(LogAdmin):
                 raise JobNotFound(key)
             case answer:
                 return "Cancelled." if answer == "cancelled" else "Cancellation requested."
+
+
+#: Most steps of a flow on the page of its job.
+_STEPS_MAX: Final = 50
+
+
+def _steps(steps: Sequence[RecordedStep]) -> tuple[str, list[Any], list[Any]]:
+    """Return the section with the newest steps of a flow, without what they returned."""
+    left_out = len(steps) - _STEPS_MAX
+    name = "Steps" if left_out <= 0 else f"The last {_STEPS_MAX} of {len(steps):,} steps"
+    facts = [(f"{each.no}. {each.title} ({each.kind})", each.at) for each in steps[-_STEPS_MAX:]]
+    return name, facts, []
 
 
 #: What a search compares, as a whole.

@@ -452,6 +452,10 @@ WORKER: Final[tuple[tuple[str, Literal["gauge", "counter"], str, tuple[str, ...]
             "Attempts that ended in this "
             "process."
             ), ("outcome",)),
+    ("forebay_worker_steps_total", "counter", (
+            "Functions of steps of flows that ended in this process, "
+            "without those of handlers in other processes."
+            ), ("kind", "outcome")),
     ("forebay_worker_leases_lost_total", "counter", "Leases that this process lost.", ()),
     ("forebay_worker_reconnects_total", "counter", (
             "How often claims of this process lost the "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from forebay._dataclass import dataclass
@@ -9,6 +11,8 @@ from forebay._dataclass import dataclass
 if TYPE_CHECKING:
     from forebay.model.attempts import AttemptOutcome
     from forebay.ops.protocol import OutcomeName
+
+_COUNTING: Final = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class Stats:
         reconnects: how often claims lost the database.
         listener_errors: exceptions of listeners, and of middlewares around settlements.
         events_dropped: events whose listeners were not called, because too many waited.
+        steps: how often the function of a step ended, by kind of the job and ``done`` or
+            ``failed``; without those of handlers in other processes.
     """
 
     claimed: int = 0
@@ -44,6 +50,12 @@ class Stats:
     reconnects: int = 0
     listener_errors: int = 0
     events_dropped: int = 0
+    steps: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def count_step(self, kind: str, outcome: str) -> None:
+        """Count a step that ended; handlers in threads may call it at once."""
+        with _COUNTING:
+            self.steps[kind, outcome] = self.steps.get((kind, outcome), 0) + 1
 
     def count(self, outcome: OutcomeName) -> None:
         """Count the end of one attempt."""

@@ -38,6 +38,7 @@ def _families(check: HealthCheck | FleetHealth, stats: Sequence[Stats]) -> list[
     values: dict[str, list[Sample]] = {
         "forebay_worker_claimed_jobs_total": [((), total("claimed"))],
         "forebay_worker_attempts_total": [((name,), total(name)) for name in _OUTCOMES],
+        "forebay_worker_steps_total": _steps(stats),
         "forebay_worker_leases_lost_total": [((), total("leases_lost"))],
         "forebay_worker_reconnects_total": [((), total("reconnects"))],
         "forebay_worker_listener_errors_total": [((), total("listener_errors"))],
@@ -45,3 +46,11 @@ def _families(check: HealthCheck | FleetHealth, stats: Sequence[Stats]) -> list[
         "forebay_worker_ready": [((), float(health.is_ready))],
     }
     return [Family(name, sort, text, labels, values[name]) for name, sort, text, labels in WORKER]
+
+
+def _steps(stats: Sequence[Stats]) -> list[Sample]:
+    found: dict[tuple[str, ...], float] = {}
+    for each in stats:
+        for which, count in list(each.steps.items()):
+            found[which] = found.get(which, 0.0) + count
+    return list(found.items())

@@ -68,9 +68,17 @@ class Flows:
         store: the checkpoints.
         transactions: the connections for steps in transactions.
         kinds: the kinds of the application.
+        count: called in any thread with the kind of a job when a step of it ended, and how.
     """
 
-    def __init__(self, store: StepStore, transactions: HandlerTransactions, kinds: Any) -> None:
+    def __init__(
+        self,
+        store: StepStore,
+        transactions: HandlerTransactions,
+        kinds: Any,
+        count: Callable[[str, str], None],
+    ) -> None:
+        self.count = count
         self.store = store
         self.transactions = transactions
         self.kinds = kinds
@@ -142,8 +150,10 @@ class Verbs:
                     raise flow.end(name, Ended(0, "released", after=1.0)) from error
                 for step in made:
                     flow.give_back(step)
+                self._parts.count(flow.call.kind.name, "failed")
                 yield from self._failed(name, key, policy, error)
             else:
+                self._parts.count(flow.call.kind.name, "done")
                 if in_transaction:
                     return result_of(flow.keep(result), as_type)
                 recorded = yield from flow.record(kind, name, key, encoded(shown, result))

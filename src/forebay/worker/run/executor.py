@@ -103,7 +103,7 @@ class Executor:
             self.transactions,
             processes,
             common.settings.processes is not None,
-            Flows(self._steps, self.transactions, self._kinds),
+            Flows(self._steps, self.transactions, self._kinds, common.stats.count_step),
         )
         self.slots = Slots(common, self._reporter, places, resources, self._on_slot_free)
         runner = CallRunner(self.slots, self._reporter, self._keys, places, on_free)
