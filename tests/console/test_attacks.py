@@ -355,7 +355,16 @@ class Forged(NamedTuple):
     may_do: int = 0
 
 
-_MORE = "insert into forebay.dead_letter select (jsonb_populate_record(d, jsonb_build_object("
+#: Another dead letter like the first one.
+_MORE = """
+insert into forebay.dead_letter overriding system value
+select (jsonb_populate_record(d, jsonb_build_object(
+    'dead_id', d.dead_id + 1000, 'job_id', d.job_id + 1000, 'seq', d.seq + 1000,
+    'died_at', clock_timestamp()))).*
+from forebay.dead_letter d where d.cause = 'first' limit 1
+"""
+
+#: By name.
 FORGED = {
     "stop, without a token": Forged(
         "workers.stop", None, {"worker": "web-1:1:a"}, guards=("token", "workers of the token")
@@ -390,13 +399,12 @@ FORGED = {
     "purge, one is gone": Forged(
         "dead.purge", {"cause": "first"}, {},
         before="delete from forebay.dead_letter"
-        " where dead_id = (select min(dead_id) from forebay.dead_letter)",
+        " where dead_id = (select min(dead_id) from forebay.dead_letter where cause = 'first')",
         guards=("letters of the token",),
     ),
     "purge, one died meanwhile": Forged(
         "dead.purge", {"cause": "first"}, {},
-        before=_MORE + "'dead_id', d.dead_id + 1000, 'died_at', clock_timestamp()))).*"
-        " from forebay.dead_letter d where d.cause = 'first' limit 1",
+        before=_MORE,
         guards=("letters of the token", "letters of that time"),
         may_do=2,
     ),
@@ -421,7 +429,7 @@ def targets(database, conn, app):
     app.run_worker(until_idle=True)
     conn.execute(
         "update forebay.dead_letter"
-        " set cause = case when dead_id %% 2 = 0 then 'first' else 'second' end"
+        " set cause = case when mod(dead_id, 2) = 0 then 'first' else 'second' end"
     )
 
 
