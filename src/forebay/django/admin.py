@@ -56,7 +56,9 @@ from forebay.django.models import (
 from forebay.errors import ForebayError, JobNotFound
 from forebay.model import JobState
 from forebay.model.change import ChangeResult, JobFilter
+from forebay.model.explanation import Explanation
 from forebay.model.flows import RecordedStep
+from forebay.model.status import JobHistory, JobStatus
 from forebay.model.text import human_bytes
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
@@ -155,34 +157,7 @@ class JobAdmin(LogAdmin):
         sections: list[Any] = []
         for status in statuses:
             history = histories.get(status.group)
-            progress = history.progress if history else None
-            waits = answers.get(status.group)
-            facts = [
-                (
-                    "State",
-                    f"{status.state}, cancelling" if is_cancelling(status) else status.state,
-                ),
-                ("Why", waits and waits.answer),
-                (
-                    "Next step",
-                    waits.hint if waits and waits.cause not in ("retrying", "running") else None,
-                ),
-                ("Progress", progress and f"{progress.done:.0%} {progress.note}"),
-                ("Kind", status.kind),
-                ("Queue", f"{status.queue}, priority {status.priority}"),
-                ("Attempt", attempt_of(status.attempt, status.max_attempts)),
-                ("Enqueued", status.enqueued_at),
-                ("Due", status.run_at),
-                ("Expires", status.expires_at),
-                ("Claimed", status.claimed_at),
-                ("Worker", status.worker),
-                ("Ended", status.ended_at),
-                *options_shown(status),
-                ("Dead letter", status.dead_id),
-                ("Redriven from job", status.redriven_from),
-                ("Redriven from dead letter", status.redriven_from_dead_id),
-                ("Redriven as job", status.redriven_as),
-            ]
+            facts = _facts(status, history, answers.get(status.group))
             name = "" if len(statuses) == 1 else f"Group {status.group}"
             sections.append((name, given(facts), []))
             if status.group in flows:
@@ -218,6 +193,38 @@ class JobAdmin(LogAdmin):
                 raise JobNotFound(key)
             case answer:
                 return "Cancelled." if answer == "cancelled" else "Cancellation requested."
+
+
+def _facts(
+    status: JobStatus, history: JobHistory | None, waits: Explanation | None
+) -> list[tuple[str, Any]]:
+    progress = history.progress if history else None
+    return [
+        (
+            "State",
+            f"{status.state}, cancelling" if is_cancelling(status) else status.state,
+        ),
+        ("Why", waits and waits.answer),
+        (
+            "Next step",
+            waits.hint if waits and waits.cause not in ("retrying", "running") else None,
+        ),
+        ("Progress", progress and f"{progress.done:.0%} {progress.note}"),
+        ("Kind", status.kind),
+        ("Queue", f"{status.queue}, priority {status.priority}"),
+        ("Attempt", attempt_of(status.attempt, status.max_attempts)),
+        ("Enqueued", status.enqueued_at),
+        ("Due", status.run_at),
+        ("Expires", status.expires_at),
+        ("Claimed", status.claimed_at),
+        ("Worker", status.worker),
+        ("Ended", status.ended_at),
+        *options_shown(status),
+        ("Dead letter", status.dead_id),
+        ("Redriven from job", status.redriven_from),
+        ("Redriven from dead letter", status.redriven_from_dead_id),
+        ("Redriven as job", status.redriven_as),
+    ]
 
 
 #: Most steps of a flow on the page of its job.
