@@ -24,7 +24,6 @@ def _book(order_id: int, payment: str) -> None:
     _shop.die("book")
 
 
-@DBOS.workflow(name="order")
 def _order(order_id: int) -> None:
     payment = _charge(order_id)
     if _shop.CODE == "insert" and (not os.environ.get("PATCH") or DBOS.patch("reserve")):
@@ -32,6 +31,9 @@ def _order(order_id: int) -> None:
     source.run_tx_step({"name": "book"}, _book, order_id, payment)
     DBOS.recv("approved", timeout_seconds=3 * 86400)
     _mail([_label(each) for each in _shop.articles()])
+
+
+DBOS.workflow(name="order")(_order)
 
 
 def start(dsn: str) -> None:

@@ -39,7 +39,6 @@ class Queue:
         self._app = app = AsyncAbsurd(dsn, queue_name=_QUEUE)
         self._left = self._ended = 0
 
-        @app.register_task(name="flow")
         async def flow(params: Any, ctx: Any) -> None:
             async def same() -> int:
                 return int(params["number"])
@@ -49,6 +48,8 @@ class Queue:
             self._ended += 1
             if self._ended == self._left:
                 app.stop_worker()
+
+        app.register_task(name="flow")(flow)
 
     async def open(self) -> None:
         """Do nothing: it connects at the first call."""

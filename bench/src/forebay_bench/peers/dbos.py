@@ -20,15 +20,17 @@ NAME: Final = "dbos"
 NOTE: Final = "dbos: workflows started directly, 10 threads, no queue; their start is in the drain"
 
 
-@DBOS.step()
 def _same(number: int) -> int:
     return number
 
 
-@DBOS.workflow()
-def _flow(number: int) -> None:
+def _five(number: int) -> None:
     for _ in range(5):
-        _same(number)
+        _step(number)
+
+
+_step = DBOS.step()(_same)
+_flow = DBOS.workflow()(_five)
 
 
 def create(dsn: str) -> None:

@@ -13,6 +13,12 @@ set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 
+-- in steps: like in order, and only rows with equal keys are sorted, never all that are left.
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+
 -- by number: rows of the log are found by the index on numbers, by bitmaps alone; the planner must not prefer all entries of another index.
 set enable_seqscan = off
 set jit = off

@@ -17,7 +17,7 @@ create function forebay.proofs_v1(
 returns table (job_id bigint, enqueued_at timestamptz, kept_until timestamptz, proof jsonb)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- planner: in order
+-- planner: in steps
 as $$
 #variable_conflict use_column
 begin

@@ -32,7 +32,7 @@
 -- Inside: Invariant "announced in time": while the caller sleeps, a transaction that adds a job
 -- that is due earlier notifies it, where transactions may notify. A transaction that read the flag
 -- before it was set is late by at most the sleep.
--- pages: 50 + 7 an open lease + 30 a job + 100 a subject + 2 an open transaction
+-- pages: 60 + 7 an open lease + 30 a job + 100 a subject + 2 an open transaction
 create function forebay.maintain_v1(
     p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,
     p_sleep_millis integer)
