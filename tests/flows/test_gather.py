@@ -443,8 +443,8 @@ def test_the_last_end_starts_the_callback_once(database):
     the_last_end_starts_the_callback_once(database)
 
 
-def test_without_the_exact_count_it_is_not_once(database):
-    """The guard: an end that is repeated is not counted twice."""
+def test_without_the_count_the_callback_starts_early(database):
+    """The guard: all have ended."""
     break_function(
         database,
         "_wake_flows",

@@ -95,7 +95,7 @@ begin
         return;
     end if;
     perform forebay._check_jobs(v_jobs, p_noun);
-    if p_jobs @? '$[*].unique_as ? (@ != null)' then
+    if p_jobs @? '$[*].unique_as ? (@ != null && (@.type() != "string" || @ != "none"))' then
         select m.ids, m.news into ids, news from forebay._enqueue_mixed(v_jobs, array(
             select nullif(nullif(e.value -> 'unique_as', 'null'), '"none"') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality), p_noun) m;
         return;
