@@ -124,6 +124,7 @@ async def test_a_signal_that_came_first_counts(app, conn):
     assert state(conn, job) == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.usual("one promotion visits 200 jobs, and each query is compiled")
 async def test_children_are_cancelled_with_their_parent(app, conn):
     """
