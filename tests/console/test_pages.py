@@ -657,3 +657,19 @@ def test_what_happened_is_read_once_for_all_viewers(busy, browse):
     browse.get("/main/")
     assert first is not None
     assert source._happened._found is first
+
+
+def test_the_page_of_a_queue_says_why_it_does_not_move(conn, browse):
+    """
+    A queue that no worker ever served is no alert, and a pause is none; the page says both.
+    """
+    for queue in ("nobody", "resting"):
+        enqueue(conn, queue=queue)
+    conn.execute("select forebay.pause_queue('resting')")
+    unserved = text_of(browse.get("/main/queue?queue=nobody"))
+    assert "No worker serves it, so 1 job waits" in unserved
+    assert "forebay worker MODULE:APP --queue nobody" in unserved
+    paused = text_of(browse.get("/main/queue?queue=resting"))
+    assert "Paused: no worker takes its jobs until it is resumed" in paused
+    for page in (unserved, paused):
+        assert "no problem is known" not in page
