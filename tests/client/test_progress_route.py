@@ -198,7 +198,6 @@ def fails(_scope, _job_id):
         lambda _scope, _job_id: None,
         lambda _scope, _job_id: (False, "no"),
         lambda _scope, _job_id: 1,
-        lambda: True,
     ],
 )
 async def test_who_is_not_let_in_learns_nothing(authorize):
@@ -376,7 +375,7 @@ async def test_a_quiet_stream_is_kept_alive_and_ends_after_a_while(app, conn, mo
     monkeypatch.setattr(_asgi, "COMMENT_SECONDS", 0.05)
     client = Client(asgi(app, authorize=anybody, every=0.1), enqueue(conn))
     await wait_for_async(lambda: client.text.count("\n:\n\n") >= 2)
-    assert len(client.events) == 1
+    await wait_for_async(lambda: len(client.events) == 1)
     monkeypatch.setattr(_asgi, "STREAM_SECONDS", 0.0)
     await client.leave()
     short = Client(asgi(app, authorize=anybody, every=0.1), enqueue(conn))
@@ -404,6 +403,7 @@ async def test_a_login_without_the_right_is_told_to_nobody(database, conn, caplo
     [
         {"authorize": None},
         {"authorize": True},
+        {"authorize": lambda: True},
         {"every": 0},
         {"group": "a b"},
         {"visible_within": -1},

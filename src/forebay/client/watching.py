@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import os
 import threading
 import time
@@ -180,7 +181,7 @@ class _Sampler:
                     entry.tell(Known(update))
                 else:
                     del self._entries[key]
-                    entry.tell(Known(error=GroupNotFound(queue=None, group=key[1])))
+                    entry.tell(Known(error=_no_group(*key)))
 
     def _failed(self, keys: Sequence[Key], error: Exception) -> None:
         """Wait if the database is away or too busy; tell any other error to those who watch."""
@@ -204,6 +205,12 @@ class _Sampler:
                     # Who comes later asks again.
                     del self._entries[key]
                     entry.tell(Known(entry.known.update, error=error))
+
+
+def _no_group(job_id: int, group: str) -> GroupNotFound:
+    """Return the error that ``forebay.result()`` would raise: the queue is not known here."""
+    facts = json.dumps({"group": group})
+    return GroupNotFound.from_sql(f"job {job_id} has no group {group!r}", detail=facts)
 
 
 def _has_ended(known: Known) -> bool:

@@ -58,6 +58,7 @@ STREAMS_MAX: Final = 1000
 _PATH: Final = re.compile(r"(?:.*/)?([0-9]{1,19})")
 _PLACE: Final = re.compile(r"([0-9]{1,19})\.([a-z]{1,20}\.[0-9]{1,10})?\.([0-9]{0,20})(\.end)?")
 _LINES: Final = re.compile(r"\r\n|\r|\n")
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 _HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -71,11 +72,15 @@ _LATER: Final = {"retry-after": "10"}
 _log = logger("forebay.progress")
 
 
+#: Gets the scope of a request and the id of a job.
+Authorize = Callable[[Any, int], bool] | Callable[[Any, int], Awaitable[bool]]
+
+
 @declaring_door
 def asgi(
     app: App,
     *,
-    authorize: Callable[[Any, int], Any],
+    authorize: Authorize,
     group: str = "default",
     with_result: bool = False,
     every: float = EVERY_SECONDS,
@@ -129,7 +134,7 @@ class Route:
 
     def __init__(
         self,
-        authorize: Callable[[Any, int], Any],
+        authorize: Authorize,
         updates: Callable[[int], AsyncGenerator[JobUpdate, None]],
         result: Callable[[int], Awaitable[str | None]] | None,
         streams_max: int,
@@ -227,7 +232,8 @@ class Route:
         finally:
             for task in (gone, coming):
                 task.cancel()
-            await asyncio.wait({gone, coming})
+            # Not raised: the client is gone, or was told already.
+            await asyncio.gather(gone, coming, return_exceptions=True)
             await updates.aclose()
 
     async def _end(self, update: JobUpdate, stream: _Stream) -> None:
@@ -256,6 +262,11 @@ async def _gone(receive: Receive) -> None:
     """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _ascii(text: str) -> str:
+    """Return a JSON text in ASCII. It is not read: numbers stay as PostgreSQL wrote them."""
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 class _Place:
@@ -322,7 +333,7 @@ class _Stream:
             "attempt": update.attempt,
             "has_result": update.has_result,
         }
-        await self._event("end", facts, "" if value is None else f', "result": {value}')
+        await self._event("end", facts, "" if value is None else f', "result": {_ascii(value)}')
         await self.close()
 
     async def gone(self) -> None:
