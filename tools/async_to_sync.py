@@ -40,6 +40,7 @@ NAMES = {
     "run_kept_async": "run_kept",
     "run_own_async": "run_own",
     "await_own_async": "await_own",
+    "watch_async": "watch",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "abackfill": "backfill",

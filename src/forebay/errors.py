@@ -54,9 +54,9 @@ __all__ = [
     "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError",
     "ResultTimeout", "ScheduleChanged", "ScheduleError", "ScheduleNotFound", "SchemaError",
     "ServerStartError", "SinkUnavailable", "SoftTimeout", "StepChanged", "StepFailed",
-    "StepRefused", "StepTooLarge", "SubjectNotFound", "TargetUnavailable", "TransactionStateError",
-    "UnknownBatch", "UnknownKind", "WaitTaken", "WaitTimeout", "WorkerLost", "WrongConnection",
-    "error_from_sqlstate", "shown",
+    "StepRefused", "StepTooLarge", "SubjectNotFound", "TargetUnavailable", "TooManyWatched",
+    "TransactionStateError", "UnknownBatch", "UnknownKind", "WaitTaken", "WaitTimeout",
+    "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
 ]  # fmt: skip
 
 
@@ -478,6 +478,15 @@ class ResultTimeout(ResultError):
     _: KW_ONLY
     state: str | None  # its last known state
     seconds: float | None
+
+
+class TooManyWatched(ResultError):
+    """This process watches as many jobs of the database as it may; this one is not watched."""
+
+    retryable = True
+    template = "{limit} jobs are watched in this process already"
+    default_hint = "Watch fewer jobs at once, or ask handle.status() from time to time."
+    limit: int  # jobs that a process watches at most
 
 
 class UnknownKind(ForebayError):

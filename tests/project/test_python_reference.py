@@ -62,7 +62,7 @@ def test_every_public_name_has_its_entry_and_every_entry_its_name():
     """
     modules = {
         "forebay.mirror", "forebay.sinks", "forebay.testing", "forebay.django",
-        "forebay.watch.metrics", "forebay.tracing", "forebay.tick",
+        "forebay.watch.metrics", "forebay.tracing", "forebay.tick", "forebay.progress",
     }  # fmt: skip
     assert set(SECTIONS) == {*forebay.__all__, *modules}
 

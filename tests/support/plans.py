@@ -411,6 +411,8 @@ class Session:
         )
         yield Call("job_history", "select * from forebay.job_history(%s)", [self.job])
         yield Call("result", "select * from forebay.result(%s)", [self.job], self._segments())
+        watched = "select * from forebay.watch_jobs(array[%s], array['default'])"
+        yield Call("watch_jobs", watched, [self.job], {"job": 1, **self._segments()})
         yield Call("cancel", "select forebay.cancel(%s)", [self.job], self._segments())
         yield Call("jobs", "select * from forebay.jobs(most => 20)", [], {"job": 20})
         yield Call("limits", "select * from forebay.limits()", [], {**self._leases(), **lanes})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
+from forebay.client.watching import EVERY_SECONDS, VISIBLE_SECONDS
 from forebay.errors import GroupNotFound
 from forebay.model.doors import Doors
 
 if TYPE_CHECKING:
     from forebay.client import AsyncClient, Client
-    from forebay.model.status import JobHistory, JobStatus, Progress
+    from forebay.model.status import JobHistory, JobStatus, JobUpdate, Progress
 
 T_co = TypeVar("T_co", covariant=True)
 V = TypeVar("V")
@@ -116,6 +117,57 @@ class JobHandle(Doors, Generic[T_co]):
         wanted = self._wanted(as_type)
         return await self._async_client.result(
             self.job_id, group=self.group, timeout=timeout, as_type=wanted
+        )
+
+    def watch(
+        self,
+        *,
+        timeout: float | None = None,
+        visible_within: float = VISIBLE_SECONDS,
+        every: float = EVERY_SECONDS,
+    ) -> Iterator[JobUpdate]:
+        """Iterate over the changes of the job: of its state, attempt and progress.
+
+        The first update is the present state; the last one is final. Changes that follow one
+        another within a look are one update. All who watch jobs of a database in this process share
+        one connection and one statement in ``every`` seconds. While the database is away the
+        iterator waits.
+
+        Args:
+            timeout: in seconds, for the whole iteration; None watches indefinitely.
+            visible_within: how long to wait for a job that is not visible, since the transaction
+                that enqueued it has not committed; in seconds.
+            every: seconds between two looks, 0.1 to 60. The least of all who watch counts.
+
+        Raises:
+            JobNotFound: the job does not exist, or exists no longer.
+            GroupNotFound: its queue does not have this group.
+            ResultTimeout: the job has not ended in time.
+            TooManyWatched: this process watches 1,000 jobs already.
+            PermissionDenied: the role may not execute ``forebay.watch_jobs``.
+        """
+        return self._client.watch(
+            self.job_id,
+            group=self.group,
+            timeout=timeout,
+            visible_within=visible_within,
+            every=every,
+        )
+
+    def awatch(
+        self,
+        *,
+        timeout: float | None = None,
+        visible_within: float = VISIBLE_SECONDS,
+        every: float = EVERY_SECONDS,
+    ) -> AsyncIterator[JobUpdate]:
+        """Asynchronous form of ``watch``: ``async for update in handle.awatch()``."""
+        return self._async_client.watch(
+            self.job_id,
+            group=self.group,
+            timeout=timeout,
+            visible_within=visible_within,
+            every=every,
         )
 
     def _wanted(self, as_type: object) -> object:

@@ -187,7 +187,7 @@ def run_kept(dsn: str, operation: Operation[T]) -> T:
     """Do as ``run_own``, on a kept connection if there is one."""
     if isinstance(dsn, UnkeptAddress):
         return run_own(dsn, operation)
-    key = _key(dsn)
+    key = address_key(dsn)
     with _translated():
         kept = _shelf.take(key)
         if kept is None:
@@ -204,7 +204,7 @@ async def run_kept_async(dsn: str, operation: Operation[T]) -> T:
     """Do as ``run_kept``, asynchronously."""
     if isinstance(dsn, UnkeptAddress):
         return await run_own_async(dsn, operation)
-    key = _key(dsn)
+    key = address_key(dsn)
     with _translated():
         kept = _shelf.take(key)
         if kept is None:
@@ -217,7 +217,8 @@ async def run_kept_async(dsn: str, operation: Operation[T]) -> T:
             return await call_async(conn, operation)
 
 
-def _key(dsn: str) -> Hashable:
+def address_key(dsn: str) -> Hashable:
+    """Return what is equal for addresses that lead to the same sessions."""
     own = dsn if isinstance(dsn, OwnAddress) else None
     return (str(dsn), own and own.connect, own and own.password)
 

@@ -126,6 +126,30 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobUpdate:
+    """How far a job is in one group: what ``JobHandle.watch`` yields at each change.
+
+    Attributes:
+        attempt: the attempt that runs or runs next, from 1; of a job that has ended, the last that
+            ran, 0 if none did.
+        progress: the last progress that the handler reported; None if it reported none.
+        has_result: whether the job is done and ``JobHandle.result`` returns what it returned.
+    """
+
+    job_id: int
+    group: str
+    state: JobState
+    attempt: int
+    progress: Progress | None = None
+    has_result: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended: no further update follows."""
+        return self.state.is_final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeptResult:
     """What a handler returned, as JSON.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
-from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
+from forebay._asgi import live, respond
 from forebay.app import App, require_app
 from forebay.db.own import own_transaction_async
 from forebay.errors import ConfigError, DatabaseUnavailable, ForeignCluster, SchemaError
@@ -18,11 +17,8 @@ from forebay.ops.locks import try_tick_lock
 from forebay.tick.ticking import BUDGET_SECONDS_DEFAULT, as_json, checked_budget, tick
 
 if TYPE_CHECKING:
+    from forebay._asgi import Message, Receive, Send
     from forebay.tick.ticking import Tick
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 _SECRET_CHARACTERS_MIN: Final = 16
 
@@ -74,10 +70,10 @@ class Route:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await live(receive, send)
         elif scope["type"] == "http":
             status, answer, headers = await self._answer(scope)
-            await _respond(send, status, answer, headers)
+            await respond(send, status, answer, headers)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
 
@@ -125,25 +121,3 @@ class Route:
                 running.cancel()
                 await asyncio.wait([running])
                 raise
-
-
-async def _respond(send: Send, status: int, answer: object, headers: dict[str, str]) -> None:
-    body = json.dumps(answer).encode()
-    given = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "cache-control": "no-store",
-        **headers,
-    }
-    named = [(name.encode(), value.encode()) for name, value in given.items()]
-    await send({"type": "http.response.start", "status": status, "headers": named})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """Answer the messages about the life of a server that serves nothing else."""
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

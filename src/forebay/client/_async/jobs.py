@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar, overload
 
 from forebay.client._address import address_of
 from forebay.client._async.base import AsyncClientBase
+from forebay.client.watching import EVERY_SECONDS, VISIBLE_SECONDS, watch_async
 from forebay.db.drivers import AsyncConnection
 from forebay.db.own import await_own_async
 from forebay.errors import ResultTimeout
@@ -13,7 +15,7 @@ from forebay.model import JobState
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.flows import FlowState, RewindPlan
-from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
+from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus, JobUpdate
 from forebay.ops import flows, jobs, results
 from forebay.watch import explain
 
@@ -118,6 +120,29 @@ class AsyncJobs(AsyncClientBase):
         if not answer.is_final:
             raise ResultTimeout(job_id, state=answer.state, seconds=timeout or 0.0)
         return answer.read(as_type)
+
+    def watch(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        visible_within: float = VISIBLE_SECONDS,
+        every: float = EVERY_SECONDS,
+    ) -> AsyncIterator[JobUpdate]:
+        """Iterate over the changes of a job until it has ended.
+
+        See ``JobHandle.watch``.
+        """
+        self._dsn = address_of(self._dsn)
+        return watch_async(
+            self._dsn,
+            job_id,
+            group,
+            timeout=timeout,
+            visible_within=visible_within,
+            every=every,
+        )
 
     async def jobs(
         self,

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
 from forebay.client._address import address_of
 from forebay.client._sync.base import ClientBase
+from forebay.client.watching import EVERY_SECONDS, VISIBLE_SECONDS, watch
 from forebay.db.drivers import SyncConnection
 from forebay.db.own import await_own
 from forebay.errors import ResultTimeout
@@ -14,7 +16,7 @@ from forebay.model import JobState
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.flows import FlowState, RewindPlan
-from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
+from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus, JobUpdate
 from forebay.ops import flows, jobs, results
 from forebay.watch import explain
 
@@ -115,6 +117,29 @@ class Jobs(ClientBase):
         if not answer.is_final:
             raise ResultTimeout(job_id, state=answer.state, seconds=timeout or 0.0)
         return answer.read(as_type)
+
+    def watch(
+        self,
+        job_id: int,
+        *,
+        group: str = "default",
+        timeout: float | None = None,
+        visible_within: float = VISIBLE_SECONDS,
+        every: float = EVERY_SECONDS,
+    ) -> Iterator[JobUpdate]:
+        """Iterate over the changes of a job until it has ended.
+
+        See ``JobHandle.watch``.
+        """
+        self._dsn = address_of(self._dsn)
+        return watch(
+            self._dsn,
+            job_id,
+            group,
+            timeout=timeout,
+            visible_within=visible_within,
+            every=every,
+        )
 
     def jobs(
         self,

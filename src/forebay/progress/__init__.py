@@ -1,0 +1,8 @@
+"""Tell browsers how far jobs are: an ASGI application with server-sent events, to mount in yours.
+
+All browsers of a process share one statement in half a second. Nobody watches, nothing is asked.
+"""
+
+from forebay.progress._asgi import Route, asgi
+
+__all__ = ["Route", "asgi"]
