@@ -20,6 +20,10 @@ OTHERS = {
 ELSEWHERE = {
     "import celery-beat": "tests/cli/test_import.py",
     "import django-celery-beat": "tests/cli/test_import.py",
+    "import celery": "tests/cli/test_import_jobs.py",
+    "import rq": "tests/cli/test_import_jobs.py",
+    "import procrastinate": "tests/cli/test_import_jobs.py",
+    "import pgqueuer": "tests/cli/test_import_jobs.py",
 }
 
 #: How each act is called on the rows of the fixture ``rows``.

@@ -120,6 +120,91 @@ def django_celery_beat(
     _move(DjangoCeleryBeat(lambda operation: run(address, operation), order), target, how)
 
 
+@commands.add("celery")
+def celery(
+    *,
+    broker: Annotated[str, option("--broker ADDRESS", "The Redis: redis://localhost:6379/0.")],
+    queue: Annotated[str, option("--queue QUEUE", "Celery's queue.")] = "celery",
+    target: Target,
+    how: How,
+) -> None:
+    """Import the jobs of Celery that wait in Redis.
+
+    Stop the Celery workers first. Each message becomes one job, however often you import, and stays
+    in Redis; the command says how to empty the queue. What cannot be kept is named with the reason:
+    parts of chains and chords, bodies that are not JSON.
+    """
+    _needs("redis", "redis")
+    from forebay.moving.celery_redis import CeleryRedis
+
+    _move(CeleryRedis(broker, queue), target, how)
+
+
+@commands.add("rq")
+def rq(
+    *,
+    redis: Annotated[str, option("--redis ADDRESS", "The Redis: redis://localhost:6379/0.")],
+    queue: Annotated[str, option("--queue QUEUE", "RQ's queue.")] = "default",
+    trust_pickles: Annotated[
+        bool,
+        option(
+            "--trust-pickles",
+            "Unpickle arguments: this runs what the writers of that Redis want.",
+        ),
+    ] = False,
+    target: Target,
+    how: How,
+) -> None:
+    """Import the jobs of RQ that wait, in the queue or for their time.
+
+    Stop the RQ workers first. Each job becomes one here, however often you import, and stays in
+    Redis. RQ writes pickles unless it was told to write JSON; they are refused without
+    --trust-pickles.
+    """
+    _needs("redis", "redis")
+    from forebay.moving.rq import Rq
+
+    _move(Rq(redis, queue, trust_pickles=trust_pickles), target, how)
+
+
+From = Annotated[str | None, option("--from ADDRESS", "Its database. Default: that of Forebay.")]
+
+
+@commands.add("procrastinate")
+def procrastinate(
+    *,
+    source: From = None,
+    queue: Annotated[str | None, option("--queue QUEUE", "Only this queue of it.")] = None,
+    target: Target,
+    how: How,
+) -> None:
+    """Import the jobs of procrastinate that wait: those in status todo.
+
+    Stop its workers first. Each job becomes one here, however often you import, and stays there. A
+    lock becomes an ordering key.
+    """
+    _of_table("procrastinate", source, queue, target, how)
+
+
+@commands.add("pgqueuer")
+def pgqueuer(*, source: From = None, target: Target, how: How) -> None:
+    """Import the jobs of pgqueuer that wait: those in status queued.
+
+    Stop its workers first. Each job becomes one here, however often you import, and stays there. A
+    payload that is no JSON object is refused by name.
+    """
+    _of_table("pgqueuer", source, None, target, how)
+
+
+def _of_table(
+    library: str, source: str | None, queue: str | None, target: _Target, how: How
+) -> None:
+    from forebay.moving.sql_queues import SqlQueue
+
+    address = address_of(how.dsn) if source is None else source
+    _move(SqlQueue(library, lambda operation: run(address, operation), queue), target, how)
+
+
 def _needs(module: str, extra: str) -> None:
     try:
         importlib.import_module(module)

@@ -64,7 +64,8 @@ class CeleryBeat:
         if hasattr(when, "app"):
             when.app = self._app
         timing = timing_of(when, None)
-        more = {"catch_up": float(deadline)} if deadline is not None and "cron" in timing else {}
+        if deadline is not None and "cron" in timing:
+            timing["catch_up"] = float(deadline)
         return FoundSchedule(
             name=name,
             work=Work(
@@ -76,7 +77,6 @@ class CeleryBeat:
             ),
             expires_in=expires_in,
             **timing,
-            **more,
         )
 
     def _parameters(self, task: str) -> tuple[str, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -13,7 +13,7 @@ from celery import schedules
 
 from forebay.errors import ConfigError
 from forebay.moving.celery_words import Order, headers_of, priority_of, timing_of
-from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work
+from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work, instant_of
 from forebay.ops.operation import Operation
 from forebay.ops.records import rows_as
 
@@ -131,7 +131,7 @@ class DjangoCeleryBeat:
         if row.clocked is not None:
             if row.gone:
                 raise UnkeptError(f"its time was {row.clocked}")
-            run_at = _instant(row.clocked)
+            run_at = instant_of(row.clocked)
             return FoundJob(
                 name=row.name,
                 source_id=f"django-celery-beat:{row.database}:{row.id}:{row.clocked}",
@@ -150,7 +150,7 @@ class DjangoCeleryBeat:
         return FoundSchedule(
             name=row.name,
             work=work,
-            starts_at=None if row.start_time is None else _instant(row.start_time),
+            starts_at=None if row.start_time is None else instant_of(row.start_time),
             expires_in=None if row.expire_seconds is None else float(row.expire_seconds),
             **_timing(row),
         )
@@ -206,7 +206,3 @@ def _json(text: str, form: type[T], name: str) -> T:
     if not isinstance(found, form):
         raise UnkeptError(f"its {name} are not a JSON {'array' if form is list else 'object'}")
     return found
-
-
-def _instant(text: str) -> datetime:
-    return datetime.fromisoformat(text)

@@ -14,6 +14,18 @@ class UnkeptError(Exception):
     """A schedule or a job cannot be kept exactly; the text says why."""
 
 
+def instant_of(text: str) -> datetime:
+    """Return a time of JSON from PostgreSQL.
+
+    Raises:
+        UnkeptError: it is none of ours, such as infinity.
+    """
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise UnkeptError(f"its time is {text}") from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What a task is called with, in the words of its library.
