@@ -28,7 +28,7 @@ class CeleryRedis:
         queue: the name of the queue.
 
     Raises:
-        ConfigError: nobody answers there.
+        ConfigError: no Redis answers there.
     """
 
     def __init__(self, broker: str, queue: str) -> None:

@@ -133,7 +133,7 @@ def priority_of(priority: object, order: Order | None) -> int | None:
     (103, 97)
 
     Raises:
-        UnkeptError: it is no number, or it is not known which priority goes first.
+        UnkeptError: its type is wrong, or it is not known which priority goes first.
     """
     if priority is None:
         return None

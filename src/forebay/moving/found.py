@@ -18,7 +18,7 @@ def instant_of(text: str) -> datetime:
     """Return a time of JSON from PostgreSQL.
 
     Raises:
-        UnkeptError: it is none of ours, such as infinity.
+        UnkeptError: Python cannot read it, such as infinity.
     """
     try:
         return datetime.fromisoformat(text)

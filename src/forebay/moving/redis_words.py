@@ -17,13 +17,13 @@ def opened(address: str, flag: str) -> Any:
     """Return a client that has reached its server.
 
     Raises:
-        ConfigError: the address is none, or nobody answers there.
+        ConfigError: the address has another form, or no Redis answers there.
     """
     try:
         client = redis.Redis.from_url(address)
         client.ping()
     except ValueError as error:
-        raise ConfigError(flag, f"is no address of a Redis: {error}") from None
+        raise ConfigError(flag, f"is not the address of a Redis: {error}") from None
     except redis.RedisError as error:
         # Without the address, which may have a password.
         raise ConfigError(flag, f"leads to no Redis: {error}") from None

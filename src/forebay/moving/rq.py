@@ -31,11 +31,11 @@ class Rq:
     Args:
         address: of the Redis.
         queue: the name of the queue.
-        trust_pickles: unpickle arguments, which may run any code that whoever can write to that
-            Redis wants.
+        trust_pickles: unpickle arguments, which runs any code that a writer of that Redis
+            wants.
 
     Raises:
-        ConfigError: nobody answers there.
+        ConfigError: no Redis answers there.
     """
 
     def __init__(self, address: str, queue: str, *, trust_pickles: bool) -> None:
