@@ -18,7 +18,17 @@ ROOT = Path(__file__).parents[2]
 #: the word as everybody does.
 WORDS: dict[str, tuple[str, set[str]]] = {
     "bell bells ring rings rung": ("wake-up, notify", set()),
-    "beat beats heart hearts": ("heartbeat", set()),
+    "beat beats heart hearts": (
+        "heartbeat",
+        {  # Celery's scheduler
+            "CeleryBeat",
+            "DjangoCeleryBeat",
+            "beat_cron_starting_deadline",
+            "beat_schedule",
+            "celery_beat",
+            "django_celery_beat",
+        },
+    ),
     "bounce bounced": ("append again", set()),
     "bury buried": ("write a dead letter", set()),
     "caller callers": ("driver, for an adapter", {"_CALLER", "caller_since"}),

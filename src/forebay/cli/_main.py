@@ -51,6 +51,8 @@ _BUILT_IN: Final = {
         "Send a signal, and commit it: the flow that waits for it continues."),
     "backfill": ("_backfill:backfill", _RUN,
         "Enqueue a job for each row of a table or query, in the database."),
+    "import": ("_import:commands", _RUN,
+        "Schedules and waiting jobs of Celery and others: copy them here."),
     "config": ("_config:config", _RUN,
         "Show every setting, its value and where it comes from."),
     "status": ("_status:status", _OPERATE,

@@ -126,6 +126,23 @@ def own_transaction(dsn: str) -> Iterator[Callable[[Operation[Any]], Any]]:
         yield lambda operation: call(conn, operation)
 
 
+@contextlib.contextmanager
+def own_calls(dsn: str) -> Iterator[Callable[[Operation[Any]], Any]]:
+    """Connect, and yield a function that runs operations, each in a separate transaction.
+
+    Raises:
+        DatabaseUnavailable: no connection, or it was lost: then the outcome is unknown.
+        ForebayError: Forebay's SQL function refused; the function can be called again.
+    """
+
+    def run(operation: Operation[T]) -> T:
+        with _translated():
+            return call(conn, operation)
+
+    with _translated(), opened(dsn) as conn:
+        yield run
+
+
 @contextlib.asynccontextmanager
 async def own_transaction_async(
     dsn: str,

@@ -6,7 +6,7 @@ The text of the statements is fixed, so that drivers can reuse prepared statemen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -173,6 +173,15 @@ def message_parameters(options: Mapping[str, Any], refused: str) -> dict[str, An
         del parameters[name]
     parameters["unique_as"] = None if checked.unique is None else _json(checked.unique.as_json())
     return parameters
+
+
+def throttled(queue: str, keys: Sequence[str]) -> Operation[set[str]]:
+    """Return the call that tells which of these throttle keys of a queue are held."""
+    return Operation(
+        "select key from forebay.throttled(%(queue)s, %(keys)s)",
+        lambda rows: {str(key) for (key,) in rows},
+        {"queue": queue, "keys": list(keys)},
+    )
 
 
 def database_clock() -> Operation[datetime]:

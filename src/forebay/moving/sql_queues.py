@@ -1,0 +1,165 @@
+"""Jobs that wait in the tables of procrastinate and of pgqueuer."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.model import checks
+from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work, instant_of
+from forebay.ops.operation import Operation
+from forebay.ops.records import rows_as
+
+#: Rows of one statement.
+_PAGE: Final = 1000
+
+
+class _Library(NamedTuple):
+    """How its jobs are read.
+
+    Attributes:
+        table: its table.
+        members: what makes the JSON of a row.
+        waits: which rows wait.
+        farewell: how they are ended there.
+    """
+
+    table: str
+    members: str
+    waits: str
+    farewell: str
+
+
+_LIBRARIES: Final = {
+    "procrastinate": _Library(
+        table="procrastinate_jobs",
+        members="'task', t.task_name, 'args', t.args, 'priority', t.priority, "
+        "'due', t.scheduled_at, 'queue', t.queue_name, 'lock', t.lock",
+        waits="t.status = 'todo'",
+        farewell="once all is well here, cancel the copied jobs before its workers start again: "
+        "update procrastinate_jobs set status = 'cancelled' where status = 'todo'",
+    ),
+    "pgqueuer": _Library(
+        table="pgqueuer",
+        members="'task', t.entrypoint, 'payload', encode(t.payload, 'base64'), "
+        "'priority', t.priority, 'due', t.execute_after",
+        waits="t.status = 'queued'",
+        farewell="once all is well here, delete the copied jobs before its workers start again: "
+        "delete from pgqueuer where status = 'queued'",
+    ),
+}
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that waits; the members of one library are None in the other."""
+
+    id: int
+    task: str
+    args: Any = None
+    payload: str | None = None
+    priority: int = 0
+    due: str | None = None
+    queue: str | None = None
+    lock: str | None = None
+
+
+class SqlQueue:
+    """The jobs of a table that wait.
+
+    Args:
+        library: procrastinate or pgqueuer.
+        run: runs an operation in that database.
+        queue: of procrastinate, only this one; None: all.
+
+    Raises:
+        ConfigError: the table is not there.
+    """
+
+    def __init__(
+        self, library: str, run: Callable[[Operation[Any]], Any], queue: str | None = None
+    ) -> None:
+        self._library = _LIBRARIES[library]
+        self.farewell = self._library.farewell
+        database, is_there = run(_place(self._library.table))
+        if not is_there:
+            raise ConfigError(
+                "--from",
+                f"leads to database {database}, and its search path shows no {self._library.table}",
+                hint=f"Give the address of the database of {library}: --from postgresql://...",
+            )
+        self._run, self._queue = run, queue
+        self._place = f"{library}:{database}"
+        self.label = f"import {library} {database}"
+
+    def read(self) -> Iterator[FoundSchedule | FoundJob | Refused]:
+        """Yield the jobs in the order in which they were made."""
+        after = -1
+        while rows := self._run(self._page(after)):
+            for row in rows:
+                after = row.id
+                if self._queue in (None, row.queue):
+                    yield self._found(row)
+
+    def _page(self, after: int) -> Operation[list[Row]]:
+        one = self._library
+        return Operation(
+            f"select jsonb_build_object('id', t.id, {one.members})::text from {one.table} t "
+            f"where {one.waits} and t.id > %(after)s order by t.id limit {_PAGE}",
+            lambda rows: rows_as(Row, rows),
+            {"after": after},
+        )
+
+    def _found(self, row: Row) -> FoundJob | Refused:
+        name = f"{row.task} {row.id}"
+        try:
+            return FoundJob(
+                name=name,
+                source_id=f"{self._place}:{row.id}",
+                work=Work(
+                    task=row.task,
+                    named=_arguments(row),
+                    # Both take the higher one first.
+                    priority=_priority(row.priority),
+                ),
+                run_at=None if row.due is None else instant_of(row.due),
+                ordering_key=row.lock,
+            )
+        except UnkeptError as error:
+            return Refused(name=name, reason=str(error))
+
+
+def _place(table: str) -> Operation[tuple[str, bool]]:
+    return Operation(
+        "select current_database(), to_regclass(%(table)s) is not null",
+        lambda rows: (str(rows[0][0]), bool(rows[0][1])),
+        {"table": table},
+    )
+
+
+def _priority(priority: int) -> int | None:
+    if priority == 0:
+        return None
+    found = checks.PRIORITY_DEFAULT - priority
+    if not checks.PRIORITY_MIN <= found <= checks.PRIORITY_MAX:
+        raise UnkeptError(f"its priority {priority} is out of range")
+    return found
+
+
+def _arguments(row: Row) -> Mapping[str, Any]:
+    if row.args is not None:
+        found = row.args
+    elif row.payload is None:
+        return {}
+    else:
+        try:
+            found = json.loads(base64.b64decode(row.payload))
+        except (ValueError, RecursionError):
+            raise UnkeptError("its payload is not JSON") from None
+    if not isinstance(found, dict):
+        raise UnkeptError("its arguments are not a JSON object")
+    return found
