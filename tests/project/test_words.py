@@ -41,7 +41,10 @@ WORDS: dict[str, tuple[str, set[str]]] = {
         "leader, leadership",
         {"POST", "__post_init__", "is_post", "post_migrate", "posts", "post"},  # migrations, HTTP
     ),
-    "register registers": ("flag sequence", {"register", "register_at_fork"}),
+    "register registers": (
+        "flag sequence",
+        {"register", "register_at_fork", "register_queue", "register_task"},
+    ),
     "room": ("free slots, reserve, limit", set()),
     "stranger strangers": ("other session", set()),
     "surroundings": ("process state", set()),
