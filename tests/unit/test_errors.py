@@ -72,6 +72,7 @@ EXAMPLES = [
     errors.OutcomeRefused("state", "cannot be saved: has no JSON form"),
     errors.LaneTaken("mail", priority=100),
     errors.QueueFull("mail", waiting=10, max_waiting=10),
+    errors.TooManyWatched(1000),
     errors.BackfillChanged("7-ab"),
     errors.BackfillNotFound(7),
     errors.JobsChanged(token="7-ab"),

@@ -34,7 +34,6 @@ class Callback(Protocol):
 def gather(
     conn: SyncConnection,
     calls: Iterable[Call],
-    /,
     *,
     then: Call | Callback,
     on_dead: OnDead = "raise",
@@ -74,7 +73,6 @@ def gather(
 async def agather(
     conn: AsyncConnection,
     calls: Iterable[Call],
-    /,
     *,
     then: Call | Callback,
     on_dead: OnDead = "raise",

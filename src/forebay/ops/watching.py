@@ -16,7 +16,7 @@ WATCHED_MAX: Final = 1000
 Key = tuple[int, str]
 
 _WATCH: Final = """\
-select (to_jsonb(w) || jsonb_build_object('state', coalesce(w.state, 'ready'),
+select (to_jsonb(w) operator(pg_catalog.||) jsonb_build_object('state', coalesce(w.state, 'ready'),
     'attempt', coalesce(w.attempt, 0), 'progress', case when w.recorded_at is not null then
         jsonb_build_object('done', w.done, 'note', w.note, 'recorded_at', w.recorded_at)
             end))::text,
