@@ -484,7 +484,7 @@ class TooManyWatched(ResultError):
     """This process watches as many jobs of the database as it may; this one is not watched."""
 
     retryable = True
-    template = "{limit} jobs are watched in this process already"
+    template = "too many jobs are watched: this process watches {limit} already"
     default_hint = "Watch fewer jobs at once, or ask handle.status() from time to time."
     limit: int  # jobs that a process watches at most
 

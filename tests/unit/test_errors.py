@@ -262,6 +262,7 @@ def test_only_what_may_help_to_repeat_is_retryable():
         HardTimeout,
         SinkUnavailable,
         TargetUnavailable,
+        errors.TooManyWatched,
         WorkerLost,
     }
 

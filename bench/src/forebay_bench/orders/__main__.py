@@ -41,16 +41,13 @@ _CASES: Final = {
 _LIMIT_SECONDS: Final = 180.0
 
 
-class _Worker(subprocess.Popen[bytes]):
-    """A worker process; at its end, its last line about an error or a version."""
-
-    said = ""
-
-
 @contextlib.contextmanager
-def _worker(module: str, environment: dict[str, str]) -> Iterator[_Worker]:
+def _worker(
+    module: str, environment: dict[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
+    said: list[str] = []
     with tempfile.TemporaryFile("w+") as log:
-        process = _Worker(
+        process = subprocess.Popen(
             [sys.executable, "-m", f"forebay_bench.orders.{module}"],
             env=os.environ | environment, stdout=log, stderr=log,
         )  # fmt: skip
