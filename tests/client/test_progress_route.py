@@ -410,7 +410,7 @@ async def test_a_login_without_the_right_is_told_to_nobody(database, conn, caplo
         {"streams_max": 0},
         {"with_result": "yes"},
     ],
-    ids=str,
+    ids=lambda wrong: "-".join(f"{name} {type(value).__name__}" for name, value in wrong.items()),
 )
 async def test_wrong_options_are_refused_when_the_route_is_made(wrong):
     """
