@@ -124,7 +124,7 @@ def run_page(file, database, environment, redis_url, tmp_path, monkeypatch) -> N
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     session = Session(database, tmp_path, environment)
-    loaded = set(sys.modules)
+    forget_modules_of(tmp_path.parent)
     try:
         for block in read_blocks(file):
             try:
@@ -134,12 +134,16 @@ def run_page(file, database, environment, redis_url, tmp_path, monkeypatch) -> N
             except Exception as error:
                 raise BlockError(f"{block}: {type(error).__name__}: {error}") from error
     finally:
-        for name in set(sys.modules) - loaded:
-            module = sys.modules[name]
-            # A folder without __init__.py is a module without a file.
-            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-            if any(str(place).startswith(str(tmp_path)) for place in places):
-                del sys.modules[name]
+        forget_modules_of(tmp_path.parent)
+
+
+def forget_modules_of(folder: Path) -> None:
+    """Let the next page import its own modules of the same names."""
+    for name, module in list(sys.modules.items()):
+        # A folder without __init__.py is a module without a file.
+        places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]
+        if any(str(place).startswith(f"{folder}/") for place in places):
+            del sys.modules[name]
 
 
 def test_a_block_that_is_not_run_says_why():
