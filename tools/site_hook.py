@@ -58,7 +58,7 @@ _BOOSTS = {
 _ASKED = {
     "howto/deployment.md": ["docker", "kubernetes"],
     "howto/on-call.md": ["on call", "runbook"],
-    "howto/troubleshooting.md": ["too many connections"],
+    "howto/troubleshooting.md": ["too many connections", "frozen worker"],
 }
 
 _FENCE = re.compile(r"(^[ ]*(?P<fence>```+).*?^[ ]*(?P=fence)[ ]*$)", re.MULTILINE | re.DOTALL)

@@ -78,7 +78,16 @@ class Page:
 
     def wait(self, expression: str, seconds: float = _SECONDS) -> Any:
         """Wait until an expression is true."""
-        return wait_for(lambda: self.value(expression), seconds, lambda: self._state(expression))
+        return wait_for(lambda: self._look(expression), seconds, lambda: self._state(expression))
+
+    def _look(self, expression: str) -> Any:
+        """Return what an expression gives; None while the page leads to another one."""
+        try:
+            return self.value(expression)
+        except AssertionError as error:
+            if "Inspected target navigated" in str(error):
+                return None
+            raise
 
     def see(self, text: str, where: str = "body") -> None:
         """Wait until a text is to be read."""
