@@ -42,7 +42,9 @@ WRONG = {
 #: Good values by names of parameters. A new parameter that must be given needs one.
 GOOD = {
     "act": "'cancel'", "age": "'1 day'", "app": "'shop'", "args": "'{}'", "at": "now()",
-    "attempts": "5", "backfill_id": "1", "cause": "'x'", "chunk": "100",
+    "attempts": "5", "backfill_id": "1", "callback": "'{\"kind\": \"mail\"}'",
+    "callback_id": "1", "cause": "'x'", "chunk": "100", "group_names": "array['default']",
+    "job_ids": "array[1]",
     "messages": "'[{\"endpoint\": \"main\", \"payload\": 1}]'",
     "config": "'{\"url\": \"https://example.com/x\"}'", "data": "'{}'", "dead_id": "1",
     "endpoint": "'main'", "event_type": "'shop.paid'", "file": "'x'",
@@ -112,7 +114,7 @@ def calls(conn: psycopg.Connection) -> Iterator[Call]:
             good["args"] = "array['{}'::jsonb]"
         if function == "enter":
             good["queues"] = "array['mail']"
-        if function == "enqueue_many" and "jobs" in good:
+        if function in ("enqueue_many", "enqueue_gather") and "jobs" in good:
             good["jobs"] = '\'[{"kind": "mail"}]\''
         for parameter, type_ in types_by_name.items():
             for wrong in ["null", *WRONG.get(type_, [])]:
