@@ -561,10 +561,12 @@ def test_a_page_shows_progress_and_goes_on_after_a_reload_and_a_cut(
                 assert tab.value("seen.at(-1)[1].note") == note
                 assert tab.value("seen.length") > before
 
-                tab.go(f"{address}/page/2")  # a reload: a new page, which has nothing
+                tab.value("window.isOld = true")
+                tab.send("Page.reload")
+                tab.wait("window.isOld === undefined && document.readyState === 'complete'")
                 tab.see("onerror")
                 assert tab.value("seen.map(each => each[0]).join()") == "state,progress"
-                wait_for(lambda: route.streams == 1)
+                wait_for(lambda: route.streams == 1, 30, lambda: f"{route.streams} streams")
 
                 with proxy.refuse():
                     proxy.cut_all()
