@@ -84,7 +84,7 @@ class _Entry:
         #: What wakes each watcher, and how often it wants a look.
         self.watchers: dict[Callable[[], None], float] = {}
 
-    def tell(self, known: Known) -> None:
+    def report(self, known: Known) -> None:
         if known == self.known:
             return
         self.known = known
@@ -176,12 +176,12 @@ class _Sampler:
                 if entry is None:
                     continue
                 if key not in found:
-                    entry.tell(Known(entry.known.update, is_absent=True))
+                    entry.report(Known(entry.known.update, is_absent=True))
                 elif (update := found[key]) is not None:
-                    entry.tell(Known(update))
+                    entry.report(Known(update))
                 else:
                     del self._entries[key]
-                    entry.tell(Known(error=_no_group(*key)))
+                    entry.report(Known(error=_no_group(*key)))
 
     def _failed(self, keys: Sequence[Key], error: Exception) -> None:
         """Wait if the database is away or too busy; tell any other error to those who watch."""
@@ -200,11 +200,11 @@ class _Sampler:
                 if entry is None:
                     continue
                 if is_away:
-                    entry.tell(Known(entry.known.update))
+                    entry.report(Known(entry.known.update))
                 else:
                     # Who comes later asks again.
                     del self._entries[key]
-                    entry.tell(Known(entry.known.update, error=error))
+                    entry.report(Known(entry.known.update, error=error))
 
 
 def _no_group(job_id: int, group: str) -> GroupNotFound:

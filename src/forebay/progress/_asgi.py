@@ -223,7 +223,7 @@ class Route:
                 except ForebayError as error:
                     await self._refused(error, stream)
                     return
-                await stream.tell(update)
+                await stream.report(update)
                 if update.is_final:
                     await self._end(update, stream)
                     return
@@ -308,7 +308,7 @@ class _Stream:
         self._place = place
         self._has_begun = False
 
-    async def tell(self, update: JobUpdate) -> None:
+    async def report(self, update: JobUpdate) -> None:
         """Send what the browser does not have."""
         state = f"{update.state}.{update.attempt}"
         if state != self._place.state:
