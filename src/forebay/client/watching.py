@@ -4,11 +4,11 @@ Invariants:
 
 - "no watcher, no statement": the thread that asks ends with the last watcher.
 - "one statement a tick": however many watch, in whichever threads and event loops, and whatever
-  they watch, a database is asked once a tick, by one call of ``forebay.watch_jobs()``.
+  they watch, a database gets one call a tick: ``forebay.watch_jobs()``.
 - "away is not gone": while the database is away watchers wait. Only an answer without the job says
   that it does not exist.
 - "the newest counts": a watcher has room for one state, and reads it when it can; a slow one misses
-  what came between, and holds up nobody.
+  what came between, and delays no other.
 
 A crash leaves nothing. A forked process begins without watchers: the thread is the parent's.
 """
@@ -77,7 +77,7 @@ class Known(NamedTuple):
 
 
 class _Entry:
-    """A job that somebody watches."""
+    """A job with watchers."""
 
     def __init__(self) -> None:
         self.known = Known()
@@ -94,7 +94,7 @@ class _Entry:
 
 
 class _Sampler:
-    """Asks one database, in a thread that lives while somebody watches."""
+    """Asks one database, in a thread that lives while there are watchers."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -145,10 +145,10 @@ class _Sampler:
                 self._answered(keys, found, took * (1 / _SHARE - 1))
 
     def _next_keys(self) -> Sequence[Key] | None:
-        """Wait for the next tick, and return what is to be asked; None: nobody watches."""
+        """Wait for the next tick, and return what to ask; None: without watchers."""
         with self._changed:
             while self._entries:
-                # Copies: the end of an iterator that nobody closed may run in this thread.
+                # Copies: the end of an abandoned iterator may run in this thread.
                 entries = list(self._entries.items())
                 keys = [key for key, entry in entries if not _has_ended(entry.known)]
                 left = None

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: A comment after this time without an event keeps proxies from closing the stream.
 COMMENT_SECONDS: Final = 15.0
-#: A stream ends after this time, and the browser opens it again: then ``authorize`` is asked again.
+#: A stream ends after this time, and the browser opens it again: then the route calls ``authorize`` again.
 STREAM_SECONDS: Final = 600.0
 #: A client that takes nothing for this long is gone.
 SEND_SECONDS: Final = 30.0
@@ -91,7 +91,7 @@ def asgi(
 
     The answer has the type ``text/event-stream``, for ``EventSource`` of a browser. Its events are
     ``state``, ``progress`` and ``end``, with JSON; ``gone`` if the job exists no longer. A browser
-    that was cut off goes on where it was. Other answers: 204 to one that has had the end; 403 if
+    that was cut off continues where it was. Other answers: 204 to one that has had the end; 403 if
     ``authorize`` refused; 404 without such a job; 405 for another method; 503 if too many watch, or
     the login role may not.
 
@@ -183,7 +183,7 @@ class Route:
                 self.streams -= 1
 
     async def _may(self, scope: Message, job_id: int) -> bool:
-        """Whether whoever asks may watch the job."""
+        """Whether this request may watch the job."""
         try:
             found = self._authorize(scope, job_id)
             if inspect.isawaitable(found):
