@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: A comment after this time without an event keeps proxies from closing the stream.
 COMMENT_SECONDS: Final = 15.0
-#: A stream ends after this time, and the browser opens it again: then the route calls ``authorize`` again.
+#: A stream ends after this time. The browser opens it again, and the route calls ``authorize``.
 STREAM_SECONDS: Final = 600.0
 #: A client that takes nothing for this long is gone.
 SEND_SECONDS: Final = 30.0
