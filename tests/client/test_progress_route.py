@@ -20,6 +20,7 @@ import forebay
 from forebay import App
 from forebay.errors import ConfigError
 from forebay.progress import _asgi, asgi
+from tests.support import django_project
 from tests.support.browser import chromium
 from tests.support.engine import enqueue
 from tests.support.fix_worker import run_until_idle, running
@@ -470,20 +471,22 @@ def in_fastapi(route):
 
 def in_django(route):
     """As the how-to says: the application of the project, with a part of the paths given away."""
-    from django.conf import settings
-    from django.core.asgi import get_asgi_application
+    django_project.set_up()
+    from django.core.handlers.asgi import ASGIHandler
     from django.http import HttpResponse
     from django.urls import path
-
-    if not settings.configured:
-        settings.configure(ALLOWED_HOSTS=["*"], SECRET_KEY="x", ROOT_URLCONF="unused")
 
     def show(_request, n):
         return HttpResponse(PAGE.replace("SOURCE", "/jobs/1"))
 
-    urls = (path("page/<n>", show),)
-    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": urls})
-    django = get_asgi_application()
+    class Handler(ASGIHandler):
+        """Has the page beside those of the project, which other tests of this process need."""
+
+        def resolve_request(self, request):
+            request.urlconf = type("urls", (), {"urlpatterns": [path("page/<n>", show)]})
+            return super().resolve_request(request)
+
+    django = Handler()
 
     async def application(scope, receive, send):
         mine = scope["type"] == "http" and scope["path"].startswith("/jobs/")
@@ -561,10 +564,12 @@ def test_a_page_shows_progress_and_goes_on_after_a_reload_and_a_cut(
                 assert tab.value("seen.at(-1)[1].note") == note
                 assert tab.value("seen.length") > before
 
-                tab.go(f"{address}/page/2")  # a reload: a new page, which has nothing
+                tab.value("window.isOld = true")
+                tab.send("Page.reload")
+                tab.wait("window.isOld === undefined && document.readyState === 'complete'")
                 tab.see("onerror")
                 assert tab.value("seen.map(each => each[0]).join()") == "state,progress"
-                wait_for(lambda: route.streams == 1)
+                wait_for(lambda: route.streams == 1, 30, lambda: f"{route.streams} streams")
 
                 with proxy.refuse():
                     proxy.cut_all()

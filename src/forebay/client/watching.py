@@ -4,7 +4,7 @@ Invariants:
 
 - "no watcher, no statement": the thread that asks ends with the last watcher.
 - "one statement a tick": however many watch, in whichever threads and event loops, and whatever
-  they watch, a database gets one statement a tick, a call of ``forebay.watch_jobs()``.
+  they watch, a database gets one call a tick: ``forebay.watch_jobs()``.
 - "away is not gone": while the database is away watchers wait. Only an answer without the job says
   that it does not exist.
 - "the newest counts": a watcher has room for one state, and reads it when it can; a slow one misses
@@ -77,14 +77,14 @@ class Known(NamedTuple):
 
 
 class _Entry:
-    """A job that has watchers."""
+    """A job with watchers."""
 
     def __init__(self) -> None:
         self.known = Known()
         #: What wakes each watcher, and how often it wants a look.
         self.watchers: dict[Callable[[], None], float] = {}
 
-    def update(self, known: Known) -> None:
+    def report(self, known: Known) -> None:
         if known == self.known:
             return
         self.known = known
@@ -145,10 +145,10 @@ class _Sampler:
                 self._answered(keys, found, took * (1 / _SHARE - 1))
 
     def _next_keys(self) -> Sequence[Key] | None:
-        """Wait for the next tick, and return the jobs to read; None: without watchers."""
+        """Wait for the next tick, and return what to ask; None: without watchers."""
         with self._changed:
             while self._entries:
-                # Copies: the end of an iterator that was not closed may run in this thread.
+                # Copies: the end of an abandoned iterator may run in this thread.
                 entries = list(self._entries.items())
                 keys = [key for key, entry in entries if not _has_ended(entry.known)]
                 left = None
@@ -176,15 +176,15 @@ class _Sampler:
                 if entry is None:
                     continue
                 if key not in found:
-                    entry.update(Known(entry.known.update, is_absent=True))
+                    entry.report(Known(entry.known.update, is_absent=True))
                 elif (update := found[key]) is not None:
-                    entry.update(Known(update))
+                    entry.report(Known(update))
                 else:
                     del self._entries[key]
-                    entry.update(Known(error=_no_group(*key)))
+                    entry.report(Known(error=_no_group(*key)))
 
     def _failed(self, keys: Sequence[Key], error: Exception) -> None:
-        """Wait if the database is away or too busy; pass any other error to the watchers."""
+        """Wait if the database is away or too busy; tell any other error to those who watch."""
         is_away = isinstance(error, DatabaseUnavailable) or (
             is_database_error(error) and getattr(error, "sqlstate", "") == _QUERY_CANCELED
         )
@@ -200,11 +200,11 @@ class _Sampler:
                 if entry is None:
                     continue
                 if is_away:
-                    entry.update(Known(entry.known.update))
+                    entry.report(Known(entry.known.update))
                 else:
                     # Who comes later asks again.
                     del self._entries[key]
-                    entry.update(Known(entry.known.update, error=error))
+                    entry.report(Known(entry.known.update, error=error))
 
 
 def _no_group(job_id: int, group: str) -> GroupNotFound:

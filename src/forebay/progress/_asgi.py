@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: A comment after this time without an event keeps proxies from closing the stream.
 COMMENT_SECONDS: Final = 15.0
-#: A stream ends after this time, and the browser opens it again: then ``authorize`` decides anew.
+#: A stream ends after this time. The browser opens it again, and the route calls ``authorize``.
 STREAM_SECONDS: Final = 600.0
 #: A client that takes nothing for this long is gone.
 SEND_SECONDS: Final = 30.0
@@ -183,7 +183,7 @@ class Route:
                 self.streams -= 1
 
     async def _may(self, scope: Message, job_id: int) -> bool:
-        """Whether the sender of the request may watch the job."""
+        """Whether this request may watch the job."""
         try:
             found = self._authorize(scope, job_id)
             if inspect.isawaitable(found):
@@ -223,7 +223,7 @@ class Route:
                 except ForebayError as error:
                     await self._refused(error, stream)
                     return
-                await stream.send_update(update)
+                await stream.report(update)
                 if update.is_final:
                     await self._end(update, stream)
                     return
@@ -308,7 +308,7 @@ class _Stream:
         self._place = place
         self._has_begun = False
 
-    async def send_update(self, update: JobUpdate) -> None:
+    async def report(self, update: JobUpdate) -> None:
         """Send what the browser does not have."""
         state = f"{update.state}.{update.attempt}"
         if state != self._place.state:
