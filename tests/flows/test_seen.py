@@ -123,6 +123,7 @@ async def test_the_command_line_shows_steps(app, conn, database, monkeypatch, ca
     assert "2, the newest: approval (wait)" in capsys.readouterr().out
 
 
+@pytest.mark.usual("the doctor asks as an operator")
 async def test_the_doctor_names_waiting_flows_with_steps_that_the_code_does_not_have(
     app, conn, database
 ):

@@ -53,15 +53,29 @@ def hostile(pytestconfig: pytest.Config) -> Iterator[Hostile | None]:
         yield Hostile()
 
 
+#: What opens connections for calls of applications and operators.
+_OF_OPERATORS = {"forebay.db.own", "forebay.db.kept"}
+
+
+def _callers() -> list[str]:
+    """The module that connects, and those of the library's connections that it does so for."""
+    frame = sys._getframe(2)
+    names = [str(frame.f_globals.get("__name__", ""))]
+    while names[-1].startswith("forebay.db.") and frame.f_back is not None:
+        frame = frame.f_back
+        names.append(str(frame.f_globals.get("__name__", "")))
+    return names
+
+
 def _give_logins(patch: pytest.MonkeyPatch, cls: type) -> None:
     original = cls.connect.__func__
 
     def connect(cls, conninfo="", **options):
-        caller = sys._getframe(1).f_globals.get("__name__", "")
+        callers = _callers()
         if "hostile_worker" in conninfo:
-            if caller.startswith("tests."):
+            if callers[0].startswith("tests."):
                 conninfo = as_login(conninfo, "postgres")
-            elif caller == "forebay.db.own":
+            elif not _OF_OPERATORS.isdisjoint(callers):
                 conninfo = as_login(conninfo, "hostile_operator")
         return original(cls, conninfo, **options)
 
