@@ -30,6 +30,7 @@ import msgspec
 import psycopg
 
 from forebay.ops import flows, maintenance, protocol
+from forebay.ops.claimed import decoded_args
 from forebay_bench import _ours
 from forebay_bench._cpu import micros_text
 from forebay_bench._engine import Runner, runner
@@ -361,7 +362,7 @@ def park(dsn: str, count: int, progress: Callable[[str], None]) -> None:
                 break
             ended = []
             for job in jobs:
-                key = str(job.args["number"])
+                key = str(decoded_args(job.args)["number"])
                 value = msgspec.Raw(msgspec.json.encode({"key": key, "seconds": None}))
                 job_id = job.job_id or job.seq
                 step = flows.NewStep(job_id, log.group_ids[0], 1, "p", SIGNAL, None, value)
