@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,9 @@ def command(monkeypatch, tmp_path, capsys):
 def forebay(command, database, monkeypatch):
     """``command`` on a fresh database."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database)
+    if (project := sys.modules.get("tests.support.celery_project")) is not None:
+        # An app keeps the address that it has found: that of another test.
+        monkeypatch.setattr(project.app._internals, "_address", None)
     return command
 
 

@@ -37,7 +37,7 @@ def shop(address, client):
     """A Celery app with a queue of six jobs that can be kept."""
     app = celery.Celery("shop", broker=address, set_as_current=False)
 
-    @app.task(name="tasks.send")
+    @app.task(name="tasks.send", shared=False)  # no task of the apps of other tests
     def send(user_id, text="hello"): ...
 
     for number in range(3):

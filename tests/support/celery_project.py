@@ -19,11 +19,11 @@ celery_app = celery.Celery("shop", broker="redis://nowhere.invalid/0", set_as_cu
 celery_app.conf.timezone = "Europe/Rome"
 
 
-@celery_app.task(name="tasks.send", bind=True)
+@celery_app.task(name="tasks.send", bind=True, shared=False)
 def send(self, user_id, text="hello"): ...
 
 
-@celery_app.task(name="tasks.report")
+@celery_app.task(name="tasks.report", shared=False)
 def report(day=None): ...
 
 
