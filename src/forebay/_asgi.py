@@ -29,7 +29,19 @@ def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-async def live(receive: Receive, send: Send) -> None:
+async def serve(
+    scope: Message, receive: Receive, send: Send, answer: Callable[[], Awaitable[None]]
+) -> None:
+    """Answer what a server sends to an application that answers requests and nothing else."""
+    if scope["type"] == "lifespan":
+        await _live(receive, send)
+    elif scope["type"] == "http":
+        await answer()
+    elif scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1000})
+
+
+async def _live(receive: Receive, send: Send) -> None:
     """Answer the messages about the life of a server that serves nothing else."""
     while True:
         message = await receive()

@@ -191,7 +191,7 @@ def pgqueuer(*, source: From = None, target: Target, how: How) -> None:
     """Import the jobs of pgqueuer that wait: those in status queued.
 
     Stop its workers first. Each job becomes one here, however often you import, and stays there. A
-    payload that is no JSON object is refused by name.
+    payload that is not a JSON object is refused by name.
     """
     _of_table("pgqueuer", source, None, target, how)
 

@@ -33,7 +33,15 @@ import psycopg
 from forebay.config import OwnAddress, UnkeptAddress
 from forebay.db.errors import translate_own
 from forebay.db.opening import pgconn_out_of
-from forebay.db.own import call, call_async, opened, opened_async, run_own, run_own_async
+from forebay.db.own import (
+    call,
+    call_async,
+    opened,
+    opened_async,
+    run_own,
+    run_own_async,
+    translated,
+)
 from forebay.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -188,7 +196,7 @@ def run_kept(dsn: str, operation: Operation[T]) -> T:
     if isinstance(dsn, UnkeptAddress):
         return run_own(dsn, operation)
     key = address_key(dsn)
-    with _translated():
+    with translated():
         kept = _shelf.take(key)
         if kept is None:
             conn, opened_at = opened(dsn), time.monotonic()
@@ -205,7 +213,7 @@ async def run_kept_async(dsn: str, operation: Operation[T]) -> T:
     if isinstance(dsn, UnkeptAddress):
         return await run_own_async(dsn, operation)
     key = address_key(dsn)
-    with _translated():
+    with translated():
         kept = _shelf.take(key)
         if kept is None:
             conn, opened_at = await opened_async(dsn), time.monotonic()
@@ -221,17 +229,6 @@ def address_key(dsn: str) -> Hashable:
     """Return what is equal for addresses that lead to the same sessions."""
     own = dsn if isinstance(dsn, OwnAddress) else None
     return (str(dsn), own and own.connect, own and own.password)
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except psycopg.Error as error:
-        ours = translate_own(error)
-        if ours is None:
-            raise
-        raise ours from error
 
 
 @contextlib.contextmanager

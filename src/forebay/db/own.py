@@ -44,6 +44,18 @@ async def opened_async(dsn: str) -> psycopg.AsyncConnection[Any]:
     return await connected_async(dsn, **_options(dsn), row_factory=tuple_row)
 
 
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Raise our error in place of the driver's, of calls on connections of the library."""
+    try:
+        yield
+    except psycopg.Error as error:
+        ours = translate_own(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
 def run_own(dsn: str, operation: Operation[T]) -> T:
     """Connect, run an operation in a separate transaction, and return its result.
 
@@ -51,14 +63,8 @@ def run_own(dsn: str, operation: Operation[T]) -> T:
         DatabaseUnavailable: no connection, or it was lost: then the outcome is unknown.
         ForebayError: Forebay's SQL function refused.
     """
-    try:
-        with opened(dsn) as conn:
-            return call(conn, operation)
-    except psycopg.Error as error:
-        ours = translate_own(error)
-        if ours is None:
-            raise
-        raise ours from error
+    with translated(), opened(dsn) as conn:
+        return call(conn, operation)
 
 
 def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
@@ -70,7 +76,7 @@ def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
     """
     chunks = Chunks()
     count = 0
-    with _translated(), opened(dsn) as conn:
+    with translated(), opened(dsn) as conn:
 
         def run(operation: Operation[T]) -> T:
             return call(conn, operation)
@@ -85,28 +91,12 @@ def enqueue_own(dsn: str, calls: Iterable[Call]) -> int:
         return count if rest is None else count + run(rest)
 
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except psycopg.Error as error:
-        ours = translate_own(error)
-        if ours is None:
-            raise
-        raise ours from error
-
-
 async def run_own_async(dsn: str, operation: Operation[T]) -> T:
     """Do as ``run_own``, asynchronously."""
-    try:
+    with translated():
         connecting = opened_async(dsn)
         async with await connecting as conn:
             return await call_async(conn, operation)
-    except psycopg.Error as error:
-        ours = translate_own(error)
-        if ours is None:
-            raise
-        raise ours from error
 
 
 @contextlib.contextmanager
@@ -119,7 +109,7 @@ def own_transaction(dsn: str) -> Iterator[Callable[[Operation[Any]], Any]]:
         ForebayError: Forebay's SQL function refused; nothing was written.
     """
     with (
-        _translated(),
+        translated(),
         opened(dsn) as conn,
         conn.transaction(),
     ):
@@ -136,10 +126,10 @@ def own_calls(dsn: str) -> Iterator[Callable[[Operation[Any]], Any]]:
     """
 
     def run(operation: Operation[T]) -> T:
-        with _translated():
+        with translated():
             return call(conn, operation)
 
-    with _translated(), opened(dsn) as conn:
+    with translated(), opened(dsn) as conn:
         yield run
 
 
@@ -149,7 +139,7 @@ async def own_transaction_async(
 ) -> AsyncIterator[Callable[[Operation[Any]], Awaitable[Any]]]:
     """Do as ``own_transaction``, asynchronously."""
     connecting = opened_async(dsn)
-    with _translated():
+    with translated():
         async with await connecting as conn, conn.transaction():
             yield lambda operation: call_async(conn, operation)
 
@@ -188,7 +178,7 @@ def await_own(
         ForebayError: Forebay's SQL function refused.
     """
     pauses = _Pauses(seconds)
-    try:
+    with translated():
         with opened(dsn) as conn:
             while True:
                 operation = look(pauses.listening_seconds)
@@ -210,11 +200,6 @@ def await_own(
                     for notify in conn.notifies(timeout=left, stop_after=1):
                         if notify.payload == key:
                             until = 0.0
-    except psycopg.Error as error:
-        ours = translate_own(error)
-        if ours is None:
-            raise
-        raise ours from error
 
 
 async def await_own_async(
@@ -228,7 +213,7 @@ async def await_own_async(
 ) -> T:
     """Do as ``await_own``, asynchronously."""
     pauses = _Pauses(seconds)
-    try:
+    with translated():
         connecting = opened_async(dsn)
         async with await connecting as conn:
             while True:
@@ -251,11 +236,6 @@ async def await_own_async(
                     async for notify in conn.notifies(timeout=left, stop_after=1):
                         if notify.payload == key:
                             until = 0.0
-    except psycopg.Error as error:
-        ours = translate_own(error)
-        if ours is None:
-            raise
-        raise ours from error
 
 
 _WHO: Final = "select pg_catalog.pg_backend_pid()"

@@ -21,7 +21,7 @@ class CeleryBeat:
         place: where it was found.
 
     Raises:
-        ConfigError: it is no Celery app.
+        ConfigError: it is not a Celery app.
     """
 
     def __init__(self, app: Any, place: str) -> None:

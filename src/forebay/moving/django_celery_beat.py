@@ -14,6 +14,7 @@ from celery import schedules
 from forebay.errors import ConfigError
 from forebay.moving.celery_words import Order, headers_of, priority_of, timing_of
 from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work, instant_of
+from forebay.moving.sql_words import place_of
 from forebay.ops.operation import Operation
 from forebay.ops.records import rows_as
 
@@ -76,13 +77,6 @@ def periodic_tasks() -> Operation[list[Row]]:
     return Operation(_READ, lambda rows: rows_as(Row, rows))
 
 
-def _place() -> Operation[tuple[str, bool]]:
-    return Operation(
-        "select current_database(), to_regclass('django_celery_beat_periodictask') is not null",
-        lambda rows: (str(rows[0][0]), bool(rows[0][1])),
-    )
-
-
 class DjangoCeleryBeat:
     """The periodic tasks of a database.
 
@@ -95,7 +89,7 @@ class DjangoCeleryBeat:
     """
 
     def __init__(self, run: Callable[[Operation[Any]], Any], order: Order | None) -> None:
-        database, is_there = run(_place())
+        database, is_there = run(place_of("django_celery_beat_periodictask"))
         if not is_there:
             raise ConfigError(
                 "--from",

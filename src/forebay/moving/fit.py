@@ -189,7 +189,7 @@ def kinds_by_task(texts: list[str] | None) -> dict[str, str]:
     """Return the kinds that ``--map TASK=KIND`` names.
 
     Raises:
-        ConfigError: a text is no such pair.
+        ConfigError: a text has another form.
     """
     found = {}
     for text in texts or ():

@@ -12,6 +12,7 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.model import checks
 from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work, instant_of
+from forebay.moving.sql_words import place_of
 from forebay.ops.operation import Operation
 from forebay.ops.records import rows_as
 
@@ -85,7 +86,7 @@ class SqlQueue:
     ) -> None:
         self._library = _LIBRARIES[library]
         self.farewell = self._library.farewell
-        database, is_there = run(_place(self._library.table))
+        database, is_there = run(place_of(self._library.table))
         if not is_there:
             raise ConfigError(
                 "--from",
@@ -131,14 +132,6 @@ class SqlQueue:
             )
         except UnkeptError as error:
             return Refused(name=name, reason=str(error))
-
-
-def _place(table: str) -> Operation[tuple[str, bool]]:
-    return Operation(
-        "select current_database(), to_regclass(%(table)s) is not null",
-        lambda rows: (str(rows[0][0]), bool(rows[0][1])),
-        {"table": table},
-    )
 
 
 def _priority(priority: int) -> int | None:

@@ -106,6 +106,11 @@ CALLBACK_HEADER: Final = "forebay-gather"
 GIVEN_TO_CALLBACKS: Final = ("results", "died")
 
 
+def is_callback(headers: Any) -> bool:
+    """Whether a job waited for others, whose results it gets, by its headers."""
+    return headers is not None and CALLBACK_HEADER in headers
+
+
 class _Parent(msgspec.Struct):
     gather: str
     nr: int

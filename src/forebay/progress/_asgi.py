@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay._asgi import encoded, live, respond
+from forebay._asgi import encoded, respond, serve
 from forebay.app import App, require_app
 from forebay.client.watching import EVERY_SECONDS, VISIBLE_SECONDS, checked_watch, watch_async
 from forebay.db.kept import run_kept_async
@@ -148,12 +148,7 @@ class Route:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "lifespan":
-            await live(receive, send)
-        elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1000})
+        await serve(scope, receive, send, lambda: self._answer(scope, receive, send))
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["method"] != "GET":

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
-from forebay._asgi import live, respond
+from forebay._asgi import respond, serve
 from forebay.app import App, require_app
 from forebay.db.own import own_transaction_async
 from forebay.errors import ConfigError, DatabaseUnavailable, ForeignCluster, SchemaError
@@ -69,13 +69,11 @@ class Route:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "lifespan":
-            await live(receive, send)
-        elif scope["type"] == "http":
-            status, answer, headers = await self._answer(scope)
-            await respond(send, status, answer, headers)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1000})
+
+        async def answer() -> None:
+            await respond(send, *await self._answer(scope))
+
+        await serve(scope, receive, send, answer)
 
     async def _answer(self, scope: Message) -> tuple[int, dict[str, Any], dict[str, str]]:
         if scope["method"] != "POST":

@@ -104,7 +104,7 @@ def checked_budget(value: Any, name: str = "budget") -> float:
     """Return a budget in seconds.
 
     Raises:
-        ConfigError: it is no duration, or out of range.
+        ConfigError: it is not a duration, or out of range.
     """
     try:
         seconds = checks.checked_seconds(value, name)

@@ -10,12 +10,13 @@ from forebay.db.pools import spoils_connection
 from forebay.errors import DatabaseUnavailable, LeaseLost, ParkingSwallowed, UnknownBatch
 from forebay.model.outcome import Endings
 from forebay.model.text import logger
+from forebay.ops.flows import is_callback
 from forebay.ops.protocol import Ended
 from forebay.policy.claims import mean_duration
 from forebay.worker.ground.held import Raised
 from forebay.worker.ground.threads import NoThreadError
 from forebay.worker.run import endings
-from forebay.worker.run._callbacks import callback_item, is_callback, is_incomplete
+from forebay.worker.run._callbacks import callback_item, is_incomplete
 from forebay.worker.run._flow import Unwound
 from forebay.worker.run._transactions import previous_settled
 from forebay.worker.run.call import run_in_thread, run_on_loop
@@ -127,7 +128,7 @@ class CallRunner:
         Raises:
             Exception: the only job of the call cannot run.
         """
-        for held in [held for held in helds if is_callback(held)]:
+        for held in [held for held in helds if is_callback(held.row.headers)]:
             place = helds.index(held)
             try:
                 call.items[place] = await callback_item(

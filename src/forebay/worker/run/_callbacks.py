@@ -32,12 +32,6 @@ _STEP: Final = "gather"
 _AGAIN_SECONDS: Final = 60.0
 
 
-def is_callback(held: HeldJob) -> bool:
-    """Whether a job waited for others, whose results it gets."""
-    headers = held.row.headers
-    return headers is not None and CALLBACK_HEADER in headers
-
-
 def is_incomplete(items: list[Any]) -> bool:
     """Whether a callback is among jobs that start: its arguments are not known yet."""
     if len(items) == 1:  # Most calls; this runs for each.

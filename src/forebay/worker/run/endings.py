@@ -37,7 +37,7 @@ from forebay.model.outcome import (
     Snooze,
 )
 from forebay.ops.claimed import raw_args
-from forebay.ops.flows import CALLBACK_HEADER, ChildEnd, parent_of
+from forebay.ops.flows import ChildEnd, is_callback, parent_of
 from forebay.ops.protocol import Ended, FollowUpJob
 from forebay.ops.results import kept
 from forebay.policy.backoff import unknown_kind_seconds
@@ -73,7 +73,7 @@ def decode(
         kind = kinds.get(row.kind)
     except UnknownKind as error:
         return unknown_kind(row, error)
-    if row.headers is not None and CALLBACK_HEADER in row.headers:
+    if is_callback(row.headers):
         return kind, None
     if kind.takes_raw and isinstance(row.args, msgspec.Raw | dict):
         return kind, raw_args(row.args)

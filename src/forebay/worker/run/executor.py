@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.model.text import logger
 from forebay.ops.claimed import RawJob
+from forebay.ops.flows import is_callback
 from forebay.ops.protocol import Ended
 from forebay.worker.ground.threads import Threads
 from forebay.worker.run import endings
 from forebay.worker.run._call_queue import CallQueue
 from forebay.worker.run._call_runner import CallRunner
-from forebay.worker.run._callbacks import is_callback
 from forebay.worker.run._key_queues import KeyQueues
 from forebay.worker.run._loop_share import LoopShare
 from forebay.worker.run._places import Places
@@ -207,7 +207,11 @@ class Executor:
             return None
         name = helds[0].row.kind
         for held in helds:
-            if type(held.row) is not RawJob or held.row.kind != name or is_callback(held):
+            row = held.row
+            if type(row) is not RawJob or row.kind != name:
+                return None
+            # Most jobs have no headers, and this runs for each.
+            if row.headers is not None and is_callback(row.headers):
                 return None
         kind = self._kinds.get(name)
         return None if self.slots.runs_in_child(kind) else kind
