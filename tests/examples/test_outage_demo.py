@@ -223,6 +223,25 @@ def test_work_of_other_programs_is_sent_from_ours(outage_run):
     assert share_of_others(before, before) is None
 
 
+def test_other_programs_are_seen_that_worked_for_a_part_of_a_phase(outage_run):
+    """
+    Ten seconds with others decide, also in two minutes without; a shorter phase counts as a whole.
+    """
+    from annotations.outage.ledger import Record
+    from annotations.outage.machine import Use
+
+    record = Record()
+    busy = 0.0
+    for second in range(121):
+        record.uses.append((float(second), Use(2.0 * second, busy, 0.0)))
+        busy += 1.0 if 60 <= second < 70 else 0.02
+    assert record.share_of_others(0.0, 120.0) == pytest.approx(0.5, abs=0.01)
+    assert record.share_of_others(0.0, 50.0) == pytest.approx(0.01, abs=0.01)
+    assert record.share_of_others(62.0, 66.0) == pytest.approx(0.5, abs=0.01)
+    assert record.share_of_others(200.0, 300.0) is None
+    assert record.share_of_others(None, 10.0) is None
+
+
 def test_the_times_of_an_outage_part_the_requests(outage_run):
     """
     A request that is under way when the outage begins, or when it ends, belongs to it.

@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import psycopg
+import pytest
 
 from tests.support.engine import Reader, connect, enqueue, one, sqlstate, state
 from tests.support.mutant import break_function, violation
@@ -78,7 +79,11 @@ def test_without_the_comparison_a_second_writer_is_not_told(database):
 # --- the fence ---
 
 
-def a_late_effect_is_refused(dsn: str) -> None:
+#: The ways to record a checkpoint in the transaction of its effects.
+RECORDINGS = ("record_steps_v1", "record_once_v1")
+
+
+def a_late_effect_is_refused(dsn: str, way: str) -> None:
     """A worker that lost its lease commits no effect of once()."""
     with connect(dsn) as conn, Reader(dsn) as reader, connect(dsn) as handler:
         conn.execute("create table if not exists effect_of_once (n integer)")
@@ -87,35 +92,41 @@ def a_late_effect_is_refused(dsn: str) -> None:
         handler.execute("begin")
         handler.execute("insert into effect_of_once values (1)")
         one(conn, "select forebay.close_lease_v1(%s, false)", reader.lease_id)
-        assert sqlstate(handler, *recording(reader, job)) == "JQ010"
+        assert sqlstate(handler, *recording(way, reader, job)) == "JQ010"
         handler.execute("rollback")
         assert one(conn, "select count(*) from effect_of_once") == 0
 
 
-def recording(reader: Reader, job: int) -> tuple[Any, ...]:
+def recording(way: str, reader: Reader, job: int, name: str = "a") -> tuple[Any, ...]:
+    if way == "record_once_v1":
+        query = "select forebay.record_once_v1(%s, %s, %s, 1, %s, null, '7')"
+        return query, reader.lease_id, job, reader.group_id, name
     query = "select forebay.record_steps_v1(%s, %s::jsonb)"
-    return query, reader.lease_id, json.dumps([step(reader, job, 1)])
+    return query, reader.lease_id, json.dumps([step(reader, job, 1, name)])
 
 
-def test_a_late_effect_is_refused(database):
+@pytest.mark.parametrize("way", RECORDINGS)
+def test_a_late_effect_is_refused(database, way):
     """The lease is the fence of a step in a transaction."""
-    a_late_effect_is_refused(database)
+    a_late_effect_is_refused(database, way)
 
 
-def test_without_the_lease_a_late_effect_is_committed(database):
+@pytest.mark.parametrize("way", RECORDINGS)
+def test_without_the_lease_a_late_effect_is_committed(database, way):
     """The guard: the lease must be open."""
-    break_function(database, "record_steps_v1", ("and l.closed_at is null ", ""))
+    break_function(database, way, ("and l.closed_at is null ", ""))
     with violation():
-        a_late_effect_is_refused(database)
+        a_late_effect_is_refused(database, way)
 
 
-def a_revocation_waits_for_an_effect(dsn: str) -> None:
+def a_revocation_waits_for_an_effect(dsn: str, way: str) -> None:
     """An effect that is about to commit delays the revocation, which then sees its checkpoint."""
     with connect(dsn) as conn, Reader(dsn) as reader, connect(dsn) as handler:
         job = enqueue(conn)
         reader.claim()
         handler.execute("begin")
-        handler.execute(*(recording(reader, job)[0], recording(reader, job)[1:]))
+        query, *parameters = recording(way, reader, job)
+        handler.execute(query, parameters)
         conn.execute("set lock_timeout = '200ms'")
         closing = "select forebay.close_lease_v1(%s, false)"
         assert sqlstate(conn, closing, reader.lease_id) == "55P03"
@@ -124,16 +135,30 @@ def a_revocation_waits_for_an_effect(dsn: str) -> None:
         assert names(conn, job) == ["a"]
 
 
-def test_a_revocation_waits_for_an_effect(database):
+@pytest.mark.parametrize("way", RECORDINGS)
+def test_a_revocation_waits_for_an_effect(database, way):
     """Both decide in one order."""
-    a_revocation_waits_for_an_effect(database)
+    a_revocation_waits_for_an_effect(database, way)
 
 
-def test_without_the_lock_a_revocation_does_not_wait(database):
+@pytest.mark.parametrize("way", RECORDINGS)
+def test_without_the_lock_a_revocation_does_not_wait(database, way):
     """The guard: the lock of the lease."""
-    break_function(database, "record_steps_v1", (" for key share;", ";"))
+    break_function(database, way, (" for key share;", ";"))
     with violation():
-        a_revocation_waits_for_an_effect(database)
+        a_revocation_waits_for_an_effect(database, way)
+
+
+def test_a_step_in_a_transaction_is_refused_a_number_that_is_taken(database):
+    """Its effects are rolled back, also when the checkpoint would be the same."""
+    with connect(database) as conn, Reader(database) as reader:
+        job = enqueue(conn)
+        reader.claim()
+        query, *parameters = recording("record_once_v1", reader, job)
+        conn.execute(query, parameters)
+        for name in ("a", "b"):
+            assert sqlstate(conn, *recording("record_once_v1", reader, job, name)) == "23505"
+        assert names(conn, job) == ["a"]
 
 
 # --- woken once ---

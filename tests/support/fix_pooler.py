@@ -8,7 +8,7 @@ of the tests is led to the server.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psycopg
 import psycopg.conninfo
@@ -69,6 +69,29 @@ def via_pooler(
         _lead_past(patch, psycopg.AsyncConnection, found, server)
         patch.setattr(psycopg, "connect", psycopg.Connection.connect)
         yield found
+
+
+@pytest.fixture
+def sessions(
+    conn: psycopg.Connection, database: str, via_pooler: PgBouncer | None
+) -> Callable[[], list[str]]:
+    """
+    What returns the applications that Forebay has connected to the test's database.
+
+    PgBouncer keeps its own sessions with the server, with the names of their last clients; then
+    its clients are what counts.
+    """
+    query = (
+        "select application_name from pg_stat_activity where datname = current_database()"
+        " and application_name like 'forebay%'"
+    )
+
+    def found() -> list[str]:
+        if via_pooler is None:
+            return [name for (name,) in conn.execute(query)]
+        return [name for name in via_pooler.clients(_name(database)) if "forebay" in name]
+
+    return found
 
 
 def _lead_past(

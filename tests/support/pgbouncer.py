@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import psycopg.conninfo
+import psycopg.rows
 
 from forebay.embedded import EmbeddedServer
 from forebay.embedded.owner import Owner, temporary_parent
@@ -73,6 +74,14 @@ class PgBouncer:
             cursor = psycopg.ClientCursor(console)
             cursor.execute(text)
             return cursor.fetchall() if cursor.description else []
+
+    def clients(self, dbname: str) -> list[str]:
+        """Return the names of the applications that are connected to a database through here."""
+        with psycopg.connect(
+            self.dsn("pgbouncer"), autocommit=True, row_factory=psycopg.rows.dict_row
+        ) as console:
+            rows = psycopg.ClientCursor(console).execute("show clients").fetchall()
+        return [row["application_name"] for row in rows if row["database"] == dbname]
 
     def dsn(self, dbname: str) -> str:
         """Return the address of a database of the server, through here."""

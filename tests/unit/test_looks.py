@@ -72,9 +72,28 @@ def test_a_notification_that_comes_a_little_later_is_not_lost(looks, clock):
     clock.now = began + 0.01
 
 
-def test_many_notifications_do_not_make_it_look_all_the_time(looks, clock):
+@pytest.mark.parametrize("when", ["before the look", "while it looks"])
+def test_a_job_that_a_notification_led_to_was_announced(looks, clock, when):
+    for _ in range(5):
+        look(looks, clock)
+    if when == "before the look":
+        looks.after_notification()
     looks.begin(is_announced=True)
-    looks.end(has_found=True, due_seconds=0.0)
-    assert looks.after_notification() == clock.now + 0.05
+    if when == "while it looks":
+        looks.after_notification()
+    pause = looks.end(has_found=True, due_seconds=0.8)
+    assert pause == (0.1 if when == "before the look" else 0.02), "it may have come too late"
     clock.now += 1
-    assert looks.after_notification() == clock.now
+    assert look(looks, clock) is not None, "it would look often for a minute"
+
+
+def test_many_notifications_do_not_make_it_look_all_the_time(looks, clock):
+    """At most 50 in a second, and at most three tenths of the time."""
+    for took, pause in ((0.0, 0.02), (0.006, 0.02), (0.06, 0.2)):
+        began = clock.now
+        looks.begin(is_announced=True)
+        clock.now += took
+        looks.end(has_found=True, due_seconds=0.0)
+        assert looks.after_notification() == pytest.approx(began + pause)
+        clock.now += 1
+        assert looks.after_notification() == clock.now

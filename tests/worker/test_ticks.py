@@ -25,21 +25,12 @@ pytestmark = pytest.mark.anyio
 SECRET = "correct horse battery staple"
 
 
-def sessions(conn):
-    """Return the sessions of ticks in the test's database."""
-    query = (
-        "select application_name, state from pg_stat_activity where datname = current_database() "
-        "and application_name like 'forebay%%'"
-    )
-    return conn.execute(query).fetchall()
-
-
 @pytest.fixture
 def app(database):
     return App(database, name="shop")
 
 
-async def test_a_tick_does_what_is_due_and_leaves_no_session(app, conn):
+async def test_a_tick_does_what_is_due_and_leaves_no_session(app, conn, sessions):
     """
     Scheduled jobs that are due, instants of schedules, ready jobs and their drains; then it says
     that nothing is left, and when more is due.
@@ -63,7 +54,7 @@ async def test_a_tick_does_what_is_due_and_leaves_no_session(app, conn):
     assert sorted(ran) == [1, 2]
     left = found.next_at - datetime.now(UTC)
     assert timedelta(0) < left <= timedelta(seconds=901)
-    assert sessions(conn) == []
+    assert sessions() == []
     assert [each.name for each in app.client().schedules()] == ["hourly"]
 
 
@@ -86,7 +77,7 @@ async def test_instants_are_decided_by_ticks(app, conn):
     assert conn.execute(counted).fetchone() == (total, total)
 
 
-async def test_the_budget_ends_a_tick(app, conn):
+async def test_the_budget_ends_a_tick(app, conn, sessions):
     """
     No further job starts after three quarters of it; what runs on is released without using an
     attempt, and work is left.
@@ -111,7 +102,7 @@ async def test_the_budget_ends_a_tick(app, conn):
     assert time.monotonic() - began < 30
     assert depth(conn) == {"default": (30, 0, 0)}
     assert one(conn, "select max(j.attempt) from forebay.jobs() j") == 1
-    assert sessions(conn) == []
+    assert sessions() == []
 
 
 async def test_a_job_that_is_due_later_is_left_for_later(app, conn):
@@ -188,7 +179,7 @@ async def ask(route, *, method="POST", secret=SECRET, query=b"", header=None):
     return start["status"], json.loads(body["body"]), dict(start["headers"])
 
 
-async def test_the_route_runs_a_tick(app, conn):
+async def test_the_route_runs_a_tick(app, conn, sessions):
     """
     A POST with the secret; the answer is that of a tick.
     """
@@ -202,7 +193,7 @@ async def test_the_route_runs_a_tick(app, conn):
     assert set(answer) == set(Tick.__dataclass_fields__)
     assert headers[b"cache-control"] == b"no-store"
     assert state(conn, job_id) == "done"
-    assert sessions(conn) == []
+    assert sessions() == []
 
 
 @pytest.mark.parametrize(
@@ -238,7 +229,7 @@ async def test_a_longer_budget_than_that_of_the_route_is_cut(app):
     assert asgi(app, secret=SECRET, budget=20)._asked(b"") == 20
 
 
-async def test_one_request_at_a_time_runs_a_tick(app, conn):
+async def test_one_request_at_a_time_runs_a_tick(app, conn, sessions):
     """
     The other one is told that it is busy, in any process: the lock is in the database. Another app
     has another lock, and a request that is over leaves none.
@@ -264,10 +255,10 @@ async def test_one_request_at_a_time_runs_a_tick(app, conn):
     assert (await first)[0] == 200
     assert (await ask(route, query=b"budget=5"))[0] == 200
     assert one(conn, "select count(*) from pg_locks where locktype = 'advisory'") == 0
-    assert sessions(conn) == []
+    assert sessions() == []
 
 
-async def test_a_client_that_goes_away_leaves_no_lease(app, conn):
+async def test_a_client_that_goes_away_leaves_no_lease(app, conn, sessions):
     """
     The server cancels the request: the job is released at once, not when its lease is revoked.
     """
@@ -286,7 +277,7 @@ async def test_a_client_that_goes_away_leaves_no_lease(app, conn):
         await request
     assert depth(conn) == {"default": (1, 0, 0)}
     assert one(conn, "select count(*) from forebay.lease where closed_at is null") == 0
-    assert sessions(conn) == []
+    assert sessions() == []
 
 
 async def test_a_database_that_is_away_is_an_answer():
@@ -342,7 +333,7 @@ def command(database, effects, *arguments, **environment):
 
 
 @pytest.mark.slow
-def test_the_exit_code_says_whether_work_is_left(database, conn, effects):
+def test_the_exit_code_says_whether_work_is_left(database, conn, effects, sessions):
     """
     0: nothing could run now; 1: call again. ``--look`` runs nothing.
     """
@@ -367,7 +358,7 @@ def test_the_exit_code_says_whether_work_is_left(database, conn, effects):
     _, err = refused.communicate(timeout=60)
     assert refused.returncode == 2
     assert "budget" in err
-    assert sessions(conn) == []
+    assert sessions() == []
 
 
 @pytest.mark.slow
@@ -379,7 +370,7 @@ def test_the_exit_code_says_whether_work_is_left(database, conn, effects):
         pytest.param(600, id="ten minutes", marks=pytest.mark.nightly),
     ],
 )
-def test_ticks_that_are_killed_lose_nothing(database, conn, effects, seed, seconds):
+def test_ticks_that_are_killed_lose_nothing(database, conn, effects, seed, seconds, sessions):
     """
     Each tick is a clean process, and some are killed: every job ends done, each instant of the
     schedule has one job, and no session is open between two ticks.
@@ -398,7 +389,7 @@ def test_ticks_that_are_killed_lose_nothing(database, conn, effects, seed, secon
             kills += 1
         _, err = process.communicate(timeout=60)
         assert "Traceback" not in err, err
-        wait_for(lambda: sessions(conn) == [], 10, lambda: sessions(conn))
+        wait_for(lambda: sessions() == [], 10, sessions)
     for _ in range(20):
         process = command(database, effects, "--budget", "30", "--log-level", "warning")
         process.communicate(timeout=90)
@@ -410,7 +401,7 @@ def test_ticks_that_are_killed_lose_nothing(database, conn, effects, seed, secon
         "where o.status = 'enqueued'"
     ).fetchone()
     assert instants[0] == instants[1] > 0
-    assert sessions(conn) == []
+    assert sessions() == []
     assert kills or seconds < 60
 
 

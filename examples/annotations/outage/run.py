@@ -92,8 +92,8 @@ class Result:
         read_p99_ms_before: requests that do not need the index, before the outage.
         read_p99_ms_during: the same during the outage.
         read_p99_ms_after: the same after it.
-        others_before: the share of the machine's processors that other programs used; None if it is
-            not known.
+        others_before: the largest share of the machine's processors that other programs used for
+            ten seconds; None if it is not known.
         others_during: the same during the outage.
         others_after: the same after it.
         outage_seconds: how long broker and index did not answer.

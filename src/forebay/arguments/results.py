@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 import types
 import typing
+import weakref
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import or_
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ import msgspec
 
 from forebay.arguments._signature import innermost, resolved_or_refused
 from forebay.arguments._value_check import value_check
+from forebay.errors import ConfigError
 from forebay.model.outcome import Outcome
 
 #: Values of these types do their work later, or never.
@@ -30,6 +33,9 @@ _NOT_RUN: Final = (
 )
 
 _OUTCOMES: Final = typing.get_args(Outcome)
+
+#: The types of steps, which each attempt of a flow asks for again; of functions that live.
+_step_types: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def ran(result: Any, kind: str) -> Any:
@@ -97,6 +103,22 @@ def result_type(function: Callable[..., Any], kind: str) -> Any:
     return reduce(or_, others) if others else None
 
 
+def step_type(function: Callable[..., Any], name: str) -> Any:
+    """Return the declared type of what a step returns; Any if there is none that can be read."""
+    key = getattr(function, "__func__", function)
+    try:
+        return _step_types[key]
+    except (KeyError, TypeError):
+        pass
+    try:
+        found = result_type(function, name)
+    except (ConfigError, TypeError, ValueError):
+        found = Any
+    with contextlib.suppress(TypeError):  # It has no hash, or no weak reference.
+        _step_types[key] = found
+    return found
+
+
 def decode_result(text: str, as_type: Any) -> Any:
     """Return a result from its JSON text, in a type.
 
@@ -104,7 +126,19 @@ def decode_result(text: str, as_type: Any) -> Any:
         ConfigError: the type has no JSON form.
         ValueError: the result is of another type.
     """
+    try:
+        decode = _known_decoder(as_type)
+    except TypeError:  # It cannot be a key, such as an Annotated with a list.
+        decode = _decoder(as_type)
+    return decode(text)
+
+
+def _decoder(as_type: Any) -> Callable[[str], Any]:
     check = value_check(as_type, "as_type")
     if check.adapter is not None:
-        return check.adapter.validate_json(text, strict=True)
-    return msgspec.json.decode(text, type=check.hint)
+        return partial(check.adapter.validate_json, strict=True)
+    return msgspec.json.Decoder(check.hint).decode
+
+
+#: Each attempt of a flow decodes the results of all its steps.
+_known_decoder: Final = lru_cache(maxsize=512)(_decoder)

@@ -28,14 +28,19 @@ from forebay.db.pools import (
     take,
     take_plain,
 )
-from forebay.ops.protocol import settle_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from forebay.db.pools import AsyncHandlerTransaction, HandlerTransaction
     from forebay.ops.operation import Operation, T
-    from forebay.ops.protocol import SettledJob
+
+
+class LastCall(Protocol):
+    """Makes the last operation of a transaction, such as the settlement of a job that is done."""
+
+    def __call__(self, *, clears: bool) -> Operation[None]:
+        """Make it; ``clears``: it also clears the session, and the commit is in its message."""
 
 
 class HandlerConnection(Protocol):
@@ -59,12 +64,11 @@ class HandlerConnection(Protocol):
             ForebayError: Forebay's SQL function refused, or DatabaseUnavailable.
         """
 
-    def settle_last(self, job: SettledJob, *, begins: bool) -> None:
-        """Settle one job that is done, in the transaction, and perhaps commit it in the same
-        message.
+    def settle_last(self, last: LastCall, *, begins: bool) -> None:
+        """Run the last operation of the transaction, and perhaps commit it in the same message.
 
         Args:
-            job: which one, and how long it took.
+            last: makes the operation; it fails where nothing may be committed.
             begins: whether the next transaction may begin in the same message: another call waits
                 for a connection.
 
@@ -85,10 +89,8 @@ class AsyncHandlerConnection(Protocol):
     async def settle(self, operation: Operation[T]) -> T:
         """Run the operation that settles the job in the transaction."""
 
-    async def settle_last(self, job: SettledJob, *, begins: bool) -> None:
-        """Settle one job that is done, in the transaction, and perhaps commit it in the same
-        message.
-        """
+    async def settle_last(self, last: LastCall, *, begins: bool) -> None:
+        """Run the last operation of the transaction, and perhaps commit it in the same message."""
 
 
 class HandlerConnections(Protocol):
@@ -237,9 +239,9 @@ class _Psycopg:
     def settle(self, operation: Operation[T]) -> T:
         return settle_on_sync(self.raw, operation)
 
-    def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+    def settle_last(self, last: LastCall, *, begins: bool) -> None:
         begins &= self._may_begin
-        settle_and_commit_plain(self.raw, settle_job(job, clears=True), begins=begins)
+        settle_and_commit_plain(self.raw, last(clears=True), begins=begins)
         self._transaction.is_committed = True
         self.has_begun = begins
 
@@ -303,8 +305,8 @@ class _AsyncPsycopg:
     async def settle(self, operation: Operation[T]) -> T:
         return await settle_on(self.raw, operation)
 
-    async def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+    async def settle_last(self, last: LastCall, *, begins: bool) -> None:
         begins &= self._may_begin
-        await settle_and_commit_on(self.raw, settle_job(job, clears=True), begins=begins)
+        await settle_and_commit_on(self.raw, last(clears=True), begins=begins)
         self._transaction.is_committed = True
         self.has_begun = begins

@@ -21,13 +21,12 @@ from forebay.db.errors import translate
 from forebay.db.opening import connected
 from forebay.db.pools import connect_options, record_use, was_idle
 from forebay.errors import ConfigError
-from forebay.ops.protocol import settle_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forebay.db.handler_connections import LastCall
     from forebay.ops.operation import Operation, T
-    from forebay.ops.protocol import SettledJob
 
 #: Identifies one database while its server runs.
 _IDENTITY: Final = """\
@@ -135,9 +134,9 @@ class _HandlerConnection:
             raise ours from error
         return operation.decode(rows)
 
-    def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+    def settle_last(self, last: LastCall, *, begins: bool) -> None:
         del begins  # The library begins and commits.
-        self.settle(settle_job(job))
+        self.settle(last(clears=False))
 
 
 def address_of_alias(alias: str) -> str:

@@ -19,13 +19,12 @@ from sqlalchemy.orm import Session
 
 from forebay.db.opening import connected, connected_async
 from forebay.db.pools import UNLOCK, connect_options, settle_on, settle_on_sync
-from forebay.ops.protocol import settle_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from forebay.db.handler_connections import LastCall
     from forebay.ops.operation import Operation, T
-    from forebay.ops.protocol import SettledJob
 
 #: Set in a connection's info once the job is settled: from then on its transaction may commit.
 _SETTLED: Final = "forebay_settled"
@@ -114,9 +113,9 @@ class _HandlerConnection:
         self._conn.info[_SETTLED] = True
         return result
 
-    def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+    def settle_last(self, last: LastCall, *, begins: bool) -> None:
         del begins  # The library begins and commits.
-        self.settle(settle_job(job))
+        self.settle(last(clears=False))
 
 
 class _AsyncHandlerConnections:
@@ -183,9 +182,9 @@ class _AsyncHandlerConnection:
         self._info[_SETTLED] = True
         return result
 
-    async def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+    async def settle_last(self, last: LastCall, *, begins: bool) -> None:
         del begins
-        await self.settle(settle_job(job))
+        await self.settle(last(clears=False))
 
 
 def _require_transaction(conn: Any) -> None:

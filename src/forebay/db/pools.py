@@ -223,13 +223,13 @@ def settle_on_sync(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
 async def settle_and_commit_on(
     conn: psycopg.AsyncConnection[Any], operation: Operation[None], *, begins: bool
 ) -> None:
-    """Settle the job of a handler's transaction and commit, in one message: the server commits
-    only if no statement failed.
+    """Run the last operation of a handler's transaction and commit, in one message: the server
+    commits only if no statement failed.
 
     Args:
         conn: inside ``handler_transaction``.
-        operation: settles the job and clears the session, except for roles; it raises an error if
-            it settled nothing.
+        operation: settles the job, or records a step, and clears the session, except for roles; it
+            raises an error if it did nothing.
         begins: also begin the next transaction of this connection.
 
     Raises:
@@ -280,10 +280,13 @@ def _last_message(conn: Any, operation: Operation[None], *, begins: bool) -> byt
         )
     # Triggers of deferred constraints still find what the handler set. The function clears the
     # rest: it cannot reset roles.
+    sql = operation.sql
+    if operation.params:
+        sql = psycopg.ClientCursor(conn).mogrify(sql, operation.params)
     return (
         "set constraints all immediate; reset session authorization; reset role;"
-        f" {operation.sql}; COMMIT{'; BEGIN' if begins else ''}"
-    ).encode()
+        f" {sql}; COMMIT{'; BEGIN' if begins else ''}"
+    ).encode(conn.info.encoding)
 
 
 class _HandlerTransaction(BaseTransaction[Any]):

@@ -194,6 +194,32 @@ def record(
     )
 
 
+def record_once(lease_id: int, step: NewStep, *, clears: bool = False) -> Operation[None]:
+    """Return the call that records a checkpoint as the last act of its function's transaction.
+
+    It fails if it records nothing: an error of the primary key tells that another attempt has
+    continued.
+
+    Args:
+        lease_id: the lease of the job.
+        step: the checkpoint.
+        clears: whether it also clears the session, except for roles; the commit must follow in the
+            same message.
+    """
+    unset = isinstance(step.value, msgspec.UnsetType)
+    return Operation(
+        "select forebay.record_once_v1(%(lease)s::bigint, %(job_id)s::bigint, "
+        "%(group_id)s::bigint, %(no)s::integer, %(name)s::text, %(key)s::text, "
+        "%(value)s::jsonb, %(clears)s::boolean)",
+        nothing,
+        {
+            "lease": lease_id, "job_id": step.job_id, "group_id": step.group_id, "no": step.no,
+            "name": step.name, "key": step.key, "clears": clears,
+            "value": None if unset else bytes(step.value).decode(),
+        },
+    )  # fmt: skip
+
+
 def end_wait(lease_id: int, job_id: int, group_id: int, no: int) -> Operation[list[Checkpoint]]:
     """Return the call that ends a wait whose time is over."""
     return Operation(

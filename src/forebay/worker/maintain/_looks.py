@@ -18,6 +18,9 @@ LOOK_SECONDS_MAX: Final = 0.8
 _AGAIN_SECONDS: Final = 0.1
 _SECONDS_MIN: Final = 0.02
 
+#: The part of the time that looks may take that follow notifications.
+_SHARE: Final = 0.3
+
 #: For how long it looks as often as without notifications after it found a job that none announced,
 #: and how long a notification may take.
 _MISSED_SECONDS: Final = 60.0
@@ -42,9 +45,13 @@ class Looks:
         #: When the last look began, and when one found a job that was not announced in time.
         self._began_at = self._missed_at = -math.inf
         self._longest_seconds = often_seconds
+        self._took_seconds = 0.0
         self._may_sleep = False
         #: Whether the last look knew that a job would be due at the next one.
         self._is_expecting = False
+        #: Whether a notification came before the look under way, whose jobs are announced then; and
+        #: whether one came since: perhaps too late for it.
+        self._is_notified = self._is_notified_again = False
         #: When a look found a due job that was not announced yet.
         self._unannounced_at: float | None = None
 
@@ -57,6 +64,7 @@ class Looks:
             is_announced: whether this process is notified of what others add, as far as it knows.
         """
         self._began_at = now = self._clock()
+        self._is_notified, self._is_notified_again = self._is_notified_again, False
         found_at = self._unannounced_at
         if found_at is not None and now - found_at > _NOTIFICATION_SECONDS:
             self._missed_at, self._unannounced_at = found_at, None
@@ -71,17 +79,25 @@ class Looks:
             has_found: whether jobs were due.
             due_seconds: until when nothing is due, as the database answered.
         """
+        self._took_seconds = self._clock() - self._began_at
         if not self._may_sleep:
             self._pause_seconds, self._is_expecting = self._often_seconds, False
             return None
-        if has_found and not self._is_expecting and self._pause_seconds > self._often_seconds:
+        is_known = self._is_notified or self._is_notified_again or self._is_expecting
+        if has_found and not is_known and self._pause_seconds > self._often_seconds:
             self._unannounced_at = self._began_at
         self._is_expecting = due_seconds < self._longest_seconds
         self._pause_seconds = self._often_seconds if has_found else self._longest_seconds
+        if self._is_notified_again:
+            return self._soon()
         least = _AGAIN_SECONDS if has_found else _SECONDS_MIN
         return max(least, min(due_seconds, self._pause_seconds))
 
     def after_notification(self) -> float:
         """A job was added that is due soon: return the earliest time of the next look."""
-        self._unannounced_at = None
-        return max(self._clock(), self._began_at + _AGAIN_SECONDS / 2)
+        self._unannounced_at, self._is_notified_again = None, True
+        return max(self._clock(), self._began_at + self._soon())
+
+    def _soon(self) -> float:
+        """Return the pause that keeps looks to their share of the time, however many notify."""
+        return max(_SECONDS_MIN, self._took_seconds / _SHARE)

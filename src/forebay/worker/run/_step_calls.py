@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
 from forebay.arguments.results import gives_coroutine, ran
@@ -16,14 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from forebay.db.handler_connections import LastCall
     from forebay.model.context import Step
-    from forebay.ops.flows import NewStep, StepStatus
+    from forebay.ops.flows import NewStep
     from forebay.worker.run._transactions import HandlerTransactions
     from forebay.worker.run.call import Call
-
-
-class CheckpointRefused(BaseException):
-    """Another attempt has recorded this checkpoint: roll the transaction back."""
 
 
 class StepCall:
@@ -63,7 +61,7 @@ class StepCall:
             try:
                 with connection.transaction():
                     step = self._made(self._plainly((connection.given,)))
-                    self._check(connection.settle(self._recording(step)))
+                    connection.settle_last(self._recording(step), begins=False)
             finally:
                 self._call.connection = None
         return step
@@ -78,14 +76,24 @@ class StepCall:
     async def _on_loop(self) -> Any:
         if self._made is None:
             return await self._awaited(())
-        async with self._transactions.coroutine_connections().connection() as connection:
-            self._call.connection = connection.raw
-            try:
-                async with connection.transaction():
-                    step = self._made(await self._awaited((connection.given,)))
-                    self._check(await connection.settle(self._recording(step)))
-            finally:
-                self._call.connection = None
+        transactions = self._transactions
+        connections = transactions.coroutine_connections()
+        transactions.steps += 1
+        try:
+            async with connections.connection() as connection:
+                self._call.connection = connection.raw
+                try:
+                    async with connection.transaction():
+                        step = self._made(await self._awaited((connection.given,)))
+                        # Who is in a step will probably be in the next one soon.
+                        begins = transactions.steps > connections.begun + 1
+                        await connection.settle_last(self._recording(step), begins=begins)
+                finally:
+                    self._call.connection = None
+        finally:
+            transactions.steps -= 1
+        if connections.begun:
+            transactions.end_begun_later()
         return step
 
     def _span(self) -> AbstractContextManager[None]:
@@ -110,10 +118,5 @@ class StepCall:
         finally:
             end_if_copy()
 
-    def _recording(self, step: NewStep) -> Any:
-        return flows.record(self._call.helds[0].lease.lease_id, [step], with_effects=True)
-
-    @staticmethod
-    def _check(statuses: list[StepStatus]) -> None:
-        if statuses != ["recorded"]:
-            raise CheckpointRefused
+    def _recording(self, step: NewStep) -> LastCall:
+        return functools.partial(flows.record_once, self._call.helds[0].lease.lease_id, step)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.arguments.results import decode_result, result_type
+from forebay.arguments.results import decode_result
 from forebay.errors import (
     ConfigError,
     InvalidJob,
@@ -102,14 +102,6 @@ def policy_of(name: str, retry: object, default: RetryPolicy) -> RetryPolicy:
     if not isinstance(policy, RetryPolicy):
         raise StepRefused(name, f"has retry={shown(retry)}, which is no RetryPolicy")
     return policy
-
-
-def type_of(name: str, function: Callable[..., Any]) -> Any:
-    """Return the type that a function declares for its result; Any for none."""
-    try:
-        return result_type(function, name)
-    except (ConfigError, TypeError, ValueError):
-        return Any
 
 
 def encoded(step: str, result: Any) -> Json:

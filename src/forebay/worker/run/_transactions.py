@@ -8,6 +8,7 @@ is rolled back.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         AsyncHandlerConnections,
         HandlerConnection,
         HandlerConnections,
+        LastCall,
     )
     from forebay.ops.operation import Operation
     from forebay.ops.protocol import Ended
@@ -82,6 +84,8 @@ class HandlerTransactions:
         #: Whether the transactions run in the sessions of a pooler; known once the worker is
         #: connected.
         self.is_pooled = False
+        #: Steps of coroutine handlers that are in transactions.
+        self.steps = 0
         self._handler_connections: dict[type | None, HandlerConnections] = {}
         self._async_handler_connections: dict[type | None, AsyncHandlerConnections] = {}
 
@@ -115,7 +119,7 @@ class HandlerTransactions:
             call.thread_call = self._threads.submit(lambda: self._run_in_thread(call, helds))
             found: list[Ended | None] = await call.thread_call.future
             if plain.begun:
-                self._end_begun_later()
+                self.end_begun_later()
             return found
         connections = self.coroutine_connections(wanted)
         async with connections.connection() as connection:
@@ -130,7 +134,7 @@ class HandlerTransactions:
                     operation = _settlement(helds, endeds)
                     _check_statuses(helds, await connection.settle(operation))
         if connections.begun:
-            self._end_begun_later()
+            self.end_begun_later()
         return endeds
 
     def _run_in_thread(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
@@ -149,7 +153,8 @@ class HandlerTransactions:
                     _check_statuses(helds, connection.settle(operation))
                 return endeds
 
-    def _end_begun_later(self) -> None:
+    def end_begun_later(self) -> None:
+        """Let transactions end in a moment that have begun for calls, if these do not come."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_BEGUN_SECONDS, self._begin_ending)
@@ -188,7 +193,7 @@ def _give(call: Call, connection: HandlerConnection | AsyncHandlerConnection) ->
 
 def _begin_settling(
     call: Call, helds: list[HeldJob], endeds: list[Ended | None]
-) -> SettledJob | None:
+) -> LastCall | None:
     """From here on the call is not interrupted: its transaction decides.
 
     Return the settlement of a single job that is done.
@@ -203,12 +208,13 @@ def _begin_settling(
     if len(helds) > 1 or endeds[0] is not None or helds[0].child is not None:
         return None
     (held,) = helds
-    return SettledJob(
+    settled = SettledJob(
         held.lease.lease_id,
         held.batch.claim_no,
         held.row.offset,
         held.millis(time.monotonic()),
     )
+    return functools.partial(protocol.settle_job, settled)
 
 
 def _settlement(

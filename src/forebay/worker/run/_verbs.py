@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.arguments.results import gives_coroutine
+from forebay.arguments.results import gives_coroutine, step_type
 from forebay.db.pools import is_duplicate, spoils_connection
 from forebay.errors import (
     ChildrenDied,
@@ -31,7 +31,7 @@ from forebay.ops.protocol import Ended
 from forebay.policy.error_text import describe_exception
 from forebay.policy.retry import GiveUp, RetryPolicy
 from forebay.worker.run._flow import Flow, Unwound
-from forebay.worker.run._step_calls import CheckpointRefused, StepCall
+from forebay.worker.run._step_calls import StepCall
 from forebay.worker.run._step_values import (
     calls_of,
     checked_key,
@@ -45,7 +45,6 @@ from forebay.worker.run._step_values import (
     shown_step,
     text_of,
     time_of,
-    type_of,
     until_in,
 )
 from forebay.worker.run.endings import error_record
@@ -124,7 +123,7 @@ class Verbs:
         def verb() -> Generator[Any, Any, Any]:
             policy = policy_of(name, asked.retry, flow.call.kind.retry)
             self._check(asked)
-            as_type = type_of(name, asked.function)
+            as_type = step_type(asked.function, name)
             found = yield from flow.find(name, key, tuple(asked.also))
             if found is not None:
                 return result_of(found, as_type)
@@ -138,8 +137,6 @@ class Verbs:
             maker = make if in_transaction else None
             try:
                 result = yield StepCall(flow.call, self._parts.transactions, asked, maker)
-            except CheckpointRefused:
-                raise flow.end(name, Ended(0, "released")) from None
             except (FlowError, HandlerError, LeaseLost, UnknownBatch):
                 raise
             except Exception as error:
@@ -325,7 +322,7 @@ class Verbs:
         if kind not in self._parts.kinds:
             return Any
         found = self._parts.kinds.get(kind)
-        return Any if found.is_batch else type_of(name, found.function)
+        return Any if found.is_batch else step_type(found.function, name)
 
     def done(self, name: str, key: object) -> Any:
         """Whether a step is recorded, see ``Context.done``."""

@@ -50,12 +50,61 @@ begin
         perform from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null;
     end if;
     if not found then
-        raise exception using errcode = 'JQ010',
-            message = format('lease %s is closed', p_lease_id),
-            detail = jsonb_build_object('lease', p_lease_id),
-            hint = 'Its jobs were given to other workers; this checkpoint was not recorded.';
+        perform forebay._refuse_lease(p_lease_id);
     end if;
     return forebay._record_steps(p_steps);
+end
+$$;
+
+
+-- Record the checkpoint of a step as the last act of the transaction of its function: effects and
+-- checkpoint are one commit. What forebay.record_steps_v1() does for one, but it raises an error where
+-- that one returns a status, so the commit may follow in the same message.
+--
+-- Parameters:
+--   p_clear   also clear what the transaction leaves in the session, as forebay.settle_job_v1() does
+--
+-- Errors: JQ010 the lease is closed, 23505 (step_pkey) another checkpoint has its number: another
+--   attempt of the job has continued; 40001 in a REPEATABLE READ transaction older than the revocation.
+-- Transaction: that of the effects.
+-- Locks: the lease (KEY SHARE), until the transaction ends.
+--
+-- Inside: Invariants "effect and checkpoint", and "single holder": a revocation waits for this
+-- transaction, or it is refused.
+-- pages: 24
+create function forebay.record_once_v1(
+    p_lease_id bigint, p_job_id bigint, p_group_id bigint, p_no integer, p_name text, p_key text, p_value jsonb, p_clear boolean default false)
+returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: hot
+as $$
+begin
+    if pg_sequence_last_value('forebay.flow_seq') is null then
+        perform nextval('forebay.flow_seq');
+    end if;
+    insert into forebay.step (job_id, group_id, at, no, kind, name, key, value)
+    select p_job_id, p_group_id, forebay._now(), p_no, 'o', p_name, p_key, nullif(p_value, 'null')
+    from forebay.lease l where l.lease_id = p_lease_id and l.closed_at is null for key share;
+    if not found then
+        perform forebay._refuse_lease(p_lease_id);
+    end if;
+    if p_clear then
+        perform forebay._clear_session();
+    end if;
+end
+$$;
+
+
+-- Refuse a checkpoint whose lease is closed.
+create function forebay._refuse_lease(p_lease_id bigint) returns void
+language plpgsql stable
+as $$
+begin
+    raise exception using errcode = 'JQ010',
+        message = format('lease %s is closed', p_lease_id),
+        detail = jsonb_build_object('lease', p_lease_id),
+        hint = 'Its jobs were given to other workers; this checkpoint was not recorded.';
 end
 $$;
 

@@ -299,15 +299,25 @@ begin
         perform forebay._announce_settled(p_lease_id, array[p_claim_no], array[-p_offset]);
     end if;
     if p_clear then
-        execute 'close all';
-        reset all;
-        unlisten *;
-        perform pg_advisory_unlock_all();
-        discard sequences;
-        discard temp;
+        perform forebay._clear_session();
     else
         perform set_config('idle_in_transaction_session_timeout', '5s', true);
     end if;
+end
+$$;
+
+
+-- Clear what the transaction of a handler leaves in its session, except for roles, which a function cannot reset.
+create function forebay._clear_session() returns void
+language plpgsql volatile
+as $$
+begin
+    execute 'close all';
+    reset all;
+    unlisten *;
+    perform pg_advisory_unlock_all();
+    discard sequences;
+    discard temp;
 end
 $$;
 
