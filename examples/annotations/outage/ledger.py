@@ -151,7 +151,7 @@ class Record:
         if begin is None or end is None:
             return None
         uses = [(at, use) for at, use in self.uses if begin <= at <= end]
-        shares = []
+        shares: list[float | None] = []
         for place, (began, first) in enumerate(uses):
             later = (use for at, use in uses[place:] if at >= began + _STRETCH_SECONDS)
             last = next(later, None)

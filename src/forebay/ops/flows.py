@@ -206,7 +206,7 @@ def record_once(lease_id: int, step: NewStep, *, clears: bool = False) -> Operat
         clears: whether it also clears the session, except for roles; the commit must follow in the
             same message.
     """
-    unset = isinstance(step.value, msgspec.UnsetType)
+    value = None if isinstance(step.value, msgspec.UnsetType) else bytes(step.value).decode()
     return Operation(
         "select forebay.record_once_v1(%(lease)s::bigint, %(job_id)s::bigint, "
         "%(group_id)s::bigint, %(no)s::integer, %(name)s::text, %(key)s::text, "
@@ -214,8 +214,7 @@ def record_once(lease_id: int, step: NewStep, *, clears: bool = False) -> Operat
         nothing,
         {
             "lease": lease_id, "job_id": step.job_id, "group_id": step.group_id, "no": step.no,
-            "name": step.name, "key": step.key, "clears": clears,
-            "value": None if unset else bytes(step.value).decode(),
+            "name": step.name, "key": step.key, "value": value, "clears": clears,
         },
     )  # fmt: skip
 
