@@ -544,3 +544,53 @@ def test_trimming_does_not_walk_over_what_it_has_deleted(database):
         assert one(conn, left) == 1
         trim(conn)
         assert one(conn, left) == 0
+
+
+#: Acts on one job that waits for its time.
+ACTS = {
+    "retry": "{}",
+    "reschedule": '{"run_at": "2100-01-01T00:00:00Z"}',
+    "reprioritise": '{"priority": 50}',
+}
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["new", "analyzed"])
+def test_one_of_many_scheduled_jobs_is_found_by_its_job(database, is_analyzed):
+    """
+    To wake a flow, or to start, reschedule or reorder a scheduled job, costs the same beside many:
+    its row is not looked for by its own number, which is the second column of an index.
+    """
+    with connect(database) as conn, Reader(database) as reader:
+        few = medians(lambda: of_signals(conn, reader)) | medians(lambda: of_acts(conn))
+        many = (
+            "select count(forebay.enqueue('work', delay => '1 day')) from generate_series(1, 30000)"
+        )
+        one(conn, many)
+        one(conn, "select forebay.promote_v1()")  # As the leader does all the time.
+        if is_analyzed:
+            conn.execute("vacuum analyze forebay.deferred")
+        found = medians(lambda: of_acts(conn)) | medians(lambda: of_signals(conn, reader))
+        assert found == {name: pytest.approx(count, abs=40) for name, count in few.items()}
+
+
+def of_acts(conn):
+    """Yield the pages of each act on one scheduled job."""
+    for act, options in ACTS.items():
+        job = one(conn, "select forebay.enqueue('work', delay => '1 hour')")
+        change = (
+            "select forebay.change_jobs(%s, jsonb_build_object('ids', %s::bigint[]), %s, most => 1)"
+        )
+        yield act, pages(conn, change, act, [job], options)
+
+
+def of_signals(conn, reader):
+    """Yield the pages of the promotion that wakes a flow."""
+    enqueue(conn)
+    batch = reader.claim()
+    ended = [{"offset": n, "outcome": "done"} for n in range(1, len(batch.seqs))]
+    wait = {"name": "go", "key": str(batch.job_ids[-1]), "no": 1, "step": "go"}
+    ended.append({"offset": len(batch.seqs), "outcome": "snoozed", "flow": {"wait": wait}})
+    assert reader.settle(batch.claim_no, ended=ended) == "settled"
+    one(conn, "select forebay.promote_v1()")
+    one(conn, "select forebay.signal('go', %s)", wait["key"])
+    yield "signal", pages(conn, "select forebay.promote_v1()")

@@ -118,7 +118,9 @@ begin
         perform forebay._announce_cancelled(v_found, coalesce(v_asked, '{}') || v_held);
         perform forebay._after_cancelled(array(select distinct f.job_id from unnest(v_found) f));
     elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
-        v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
+        v_taken := forebay._move_deferred(
+                v_act, v_options, array(select f.job_id from unnest(v_found) f where f.place = 'd' and f.answer = 'changed' order by f.seq),
+                array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed' order by f.seq))
             || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
     end if;
     v_asked := coalesce(v_asked, '{}');

@@ -4,7 +4,7 @@
 --
 -- Invariant "one live row": the old row is deleted by the statement that writes the new one.
 -- Locks: the promotion lock.
-create function forebay._move_deferred(p_act text, p_options jsonb, p_ids bigint[]) returns bigint[]
+create function forebay._move_deferred(p_act text, p_options jsonb, p_jobs bigint[], p_ids bigint[]) returns bigint[]
 language plpgsql volatile
 as $$
 begin
@@ -12,13 +12,14 @@ begin
         return '{}';
     end if;
     lock table only forebay.lock_promotion in share update exclusive mode;
-    return forebay._move_deferred_rows(p_act, p_options, p_ids);
+    return forebay._move_deferred_rows(p_act, p_options, p_jobs, p_ids);
 end
 $$;
 
 
--- The move itself, for a caller that has the promotion lock.
-create function forebay._move_deferred_rows(p_act text, p_options jsonb, p_ids bigint[]) returns bigint[]
+-- The move itself, for a caller that has the promotion lock. A row is named by its job, whose rows an index has, and its own number, which is
+-- the second column of one: alone, it would be looked for among all rows.
+create function forebay._move_deferred_rows(p_act text, p_options jsonb, p_jobs bigint[], p_ids bigint[]) returns bigint[]
 language plpgsql volatile
 -- planner: indexed
 as $$
@@ -39,11 +40,13 @@ begin
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
     if p_act = 'reprioritise' then
         select array_agg(l.lane), array_agg(forebay._lane_beside(l.lane, (p_options ->> 'priority')::integer)) into v_from, v_to
-        from (select distinct d.lane from forebay.deferred d where d.deferred_id = any (p_ids)) l;
+        from (select distinct d.lane from unnest(p_jobs, p_ids) u (job_id, deferred_id)
+              join forebay.deferred d on d.job_id = u.job_id and d.deferred_id + 0 = u.deferred_id) l;
     end if;
     with gone as (
         delete from forebay.deferred d
-        where d.deferred_id = any (p_ids)
+        using unnest(p_jobs, p_ids) u (job_id, deferred_id)
+        where d.job_id = u.job_id and d.deferred_id + 0 = u.deferred_id
           and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
         returning d.*

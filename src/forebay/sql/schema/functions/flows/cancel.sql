@@ -130,7 +130,7 @@ begin
         end if;
         return;
     end if;
-    if forebay._move_deferred_rows('retry', '{}', array[forebay._parked_row(p_job_id, p_group_id)]) = '{}' then
+    if forebay._move_deferred_rows('retry', '{}', array[p_job_id], array[forebay._parked_row(p_job_id, p_group_id)]) = '{}' then
         return;
     end if;
     insert into forebay.step (job_id, group_id, at, no, kind, name, key)
@@ -157,7 +157,7 @@ begin
           and exists (select from forebay.tombstone t
                       where t.job_id = p_job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = s.group_id))
     loop
-        perform forebay._move_deferred_rows('retry', '{}', array[forebay._parked_row(p_job_id, v_group.group_id)]);
+        perform forebay._move_deferred_rows('retry', '{}', array[p_job_id], array[forebay._parked_row(p_job_id, v_group.group_id)]);
         delete from forebay.waiter i where i.job_id = p_job_id and i.group_id = v_group.group_id;
         perform forebay._cancel_children(g.gather_id, 0) from forebay.gather g where g.job_id = p_job_id and g.group_id = v_group.group_id;
     end loop;

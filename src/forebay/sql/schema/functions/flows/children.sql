@@ -28,7 +28,7 @@ begin
         from given g
         cross join lateral (select p.job_ids[g.nr - p.first_nr + 1] as job_id from forebay.gather_part p
                             where p.gather_id = g.gather_id and p.first_nr <= g.nr order by p.first_nr desc limit 1) p
-        where forebay._first_of_redriven(g.job_id, p.job_id)
+        where case when g.job_id = p.job_id then true else forebay._first_of_redriven(g.job_id, p.job_id) end
         on conflict do nothing
         returning gather_id
     )

@@ -130,7 +130,7 @@ begin
     if v_jobs = '{}' then
         return 0;
     end if;
-    return cardinality(forebay._move_deferred_rows('retry', '{}', array(
+    return cardinality(forebay._move_deferred_rows('retry', '{}', v_jobs, array(
         select forebay._parked_row(u.job_id, u.group_id) from unnest(v_jobs, v_groups) u (job_id, group_id))));
 end
 $$;

@@ -35,7 +35,7 @@ begin
         d := forebay._redrive(v.dead_id, null, v.no);
         v_new := d.redriven_as;
     else
-        perform forebay._move_deferred_rows('retry', '{}', array[forebay._parked_row(rewind.job_id, v.group_id)]);
+        perform forebay._move_deferred_rows('retry', '{}', array[rewind.job_id], array[forebay._parked_row(rewind.job_id, v.group_id)]);
         perform forebay._forget_steps(rewind.job_id, v.group_id, v.no);
     end if;
     perform forebay._record_event(
