@@ -358,8 +358,8 @@ def test_a_forged_child_counts_for_nothing(database):
 
 def test_without_the_comparison_of_ids_a_forged_child_counts(database):
     """The guard: the id of the job."""
-    guard = "where forebay._first_of_redriven(g.job_id, p.job_id)"
-    break_function(database, "_end_children", (guard, ""))
+    guard = "forebay._first_of_redriven(g.job_id, p.job_id)"
+    break_function(database, "_end_children", (guard, "true"))
     with violation():
         a_forged_child_counts_for_nothing(database)
 
