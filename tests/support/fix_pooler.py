@@ -103,6 +103,8 @@ def _lead_past(
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if caller.startswith("tests.") and str(pooler.folder) in conninfo:
             parts = psycopg.conninfo.conninfo_to_dict(conninfo)
+            if parts["dbname"] == "pgbouncer":  # its own console
+                return original(cls, conninfo, **options)
             parts |= psycopg.conninfo.conninfo_to_dict(server.dsn(parts["dbname"]))
             conninfo = psycopg.conninfo.make_conninfo(**parts)
         return original(cls, conninfo, **options)
