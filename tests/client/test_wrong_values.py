@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import typing
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -126,7 +127,12 @@ async def awaited_answers(dsn: str, some: list[Attempt]) -> list[str]:
             named = {"conn": conn} if "conn" in typing.get_type_hints(method) else {}
             error = None
             try:
-                await method(**named, **attempt.arguments)
+                result = method(**named, **attempt.arguments)
+                if inspect.isasyncgen(result):  # It checks when it is asked for its first item.
+                    async with contextlib.aclosing(result):
+                        await anext(result, None)
+                else:
+                    await result
             except Exception as raised:
                 error = raised
             wrong = problem(attempt, error)
