@@ -172,25 +172,17 @@ def steps(job_id: int, group_id: int) -> Operation[list[Checkpoint]]:
     )
 
 
-def record(
-    lease_id: int, new: Sequence[NewStep], *, with_effects: bool
-) -> Operation[list[StepStatus]]:
-    """Return the call that records checkpoints.
+def record(lease_id: int, new: Sequence[NewStep]) -> Operation[list[StepStatus]]:
+    """Return the call that records checkpoints, in a transaction without effects of their steps.
 
     Args:
         lease_id: the lease of their jobs.
         new: the checkpoints.
-        with_effects: whether the transaction has effects of a step, which need the lease's lock.
     """
     return Operation(
-        "select forebay.record_steps_v1("
-        "%(lease)s::bigint, %(steps)s::jsonb, %(with_effects)s::boolean)",
+        "select forebay.record_steps_v1(%(lease)s::bigint, %(steps)s::jsonb, false)",
         scalar,
-        {
-            "lease": lease_id,
-            "steps": msgspec.json.encode(new).decode(),
-            "with_effects": with_effects,
-        },
+        {"lease": lease_id, "steps": msgspec.json.encode(new).decode()},
     )
 
 

@@ -95,7 +95,7 @@ class StepStore:
                     del self._waiting[lease]
                 steps = [step for step, _ in some]
                 try:
-                    statuses = await self._written(flows.record(lease, steps, with_effects=False))
+                    statuses = await self._written(flows.record(lease, steps))
                 except Exception as error:
                     for _, future in some:
                         if not future.done():
