@@ -361,7 +361,7 @@ def paused_for_a_time(database: str, sort: str, when: str) -> None:
             assert take(reader) == []
         behind = put(conn, sort, 2)
         assert take(reader) == []
-        at(conn, 59)
+        at(conn, 30)
         assert take(reader) == []
         at(conn, 61)
         assert sorted(drained(reader)) == jobs + behind
@@ -514,7 +514,7 @@ def paused_between(database: str, sort: str, *, has_end: bool) -> None:
         others = put(conn, sort, 1, "other")
         assert drained(reader) == others
         if has_end:
-            at(conn, 159)
+            at(conn, 130)
             assert take(reader) == []
             at(conn, 161)
         else:

@@ -174,7 +174,7 @@ async def test_a_transaction_that_outlives_its_timeout_cannot_commit(app, conn, 
 
     if flavour == "async":
 
-        @app.job(transaction=True, timeout=0.2, retry=AT_ONCE)
+        @app.job(transaction=True, timeout=1, retry=AT_ONCE)
         async def late(ctx: forebay.Context) -> None:
             starts.append(ctx.attempt)
             if ctx.attempt == 1:
@@ -189,7 +189,7 @@ async def test_a_transaction_that_outlives_its_timeout_cannot_commit(app, conn, 
 
     else:
 
-        @app.job(transaction=True, timeout=0.2, retry=AT_ONCE)
+        @app.job(transaction=True, timeout=1, retry=AT_ONCE)
         def late(ctx: forebay.Context) -> None:
             starts.append(ctx.attempt)
             if ctx.attempt == 1:
