@@ -232,8 +232,10 @@ async def test_a_job_costs_the_messages_of_its_handler_and_one_more(
     message, while calls wait. Behind a pooler the next transaction begins by itself: it would keep
     a connection of the server.
     """
-    # On a busy machine the next call may come later than a transaction waits for it.
+    # On a busy machine the next call may come later than a transaction waits for it, and a
+    # connection be idle for so long that it is looked at.
     monkeypatch.setattr("forebay.worker.run._transactions._BEGUN_SECONDS", 60)
+    monkeypatch.setattr("forebay.db.pools._IDLE_SECONDS", 60)
     make_effect_table(conn)
     traced = []
 
