@@ -342,7 +342,7 @@ def test_the_model_notices_what_is_lost(machine, database, missing):
     life.begin(verbs=["once", "once", "wait"])
     if missing == "a checkpoint":
         alter_function(
-            database, "_copy_steps", ("select max(s.no) + 1 into", "select max(s.no) into")
+            database, "_copy_steps", ("s.no <> all (v_again)", "s.no <> all (v_again || 1)")
         )
         life.deploy_one_more(verb="bad", place=2)
         life.enqueue(kind="in_async")
@@ -352,7 +352,7 @@ def test_the_model_notices_what_is_lost(machine, database, missing):
         life.deploy_a_repair()
         life.redrive_one(order)
     else:
-        taken = ("forebay._now(), d.no, 'w'", "forebay._now(), d.no, 't'")
+        taken = ("d.group_id), 'w'", "d.group_id), 't'")
         alter_function(database, "_wake_flows", taken)
         life.enqueue(kind="in_thread")
         (order,) = life.orders

@@ -30,8 +30,8 @@ def park(reader: Reader, claim_no: int, **flow: Any) -> str:
     return reader.settle(claim_no, ended=[{"offset": 1, "outcome": "snoozed", "flow": flow}])
 
 
-def wait_of(name: str = "go", key: str = "k", no: int = 1) -> dict[str, Any]:
-    return {"name": name, "key": key, "no": no, "step": name}
+def wait_of(name: str = "go", key: str = "k") -> dict[str, Any]:
+    return {"name": name, "key": key, "step": name}
 
 
 def signal(conn, name: str = "go", key: str = "k", payload: Any = None) -> bool:
@@ -249,8 +249,8 @@ def test_a_signal_and_a_timeout_at_once(database):
         promote(conn)  # The flow is not parked: its attempt decides.
         assert one(conn, "select count(*) from forebay.signal") == 1
         ended = conn.execute(
-            "select kind, value from forebay.end_wait_v1(%s, %s, %s, 1)",
-            [reader.lease_id, job, reader.group_id],
+            "select kind, value from forebay.end_wait_v1(%s, %s, %s, 1, %s::jsonb)",
+            [reader.lease_id, job, reader.group_id, json.dumps(wait_of())],
         ).fetchall()
         assert ended == [("w", "7")]
         assert one(conn, "select count(*) from forebay.signal") == 0

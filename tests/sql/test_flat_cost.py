@@ -588,7 +588,7 @@ def of_signals(conn, reader):
     enqueue(conn)
     batch = reader.claim()
     ended = [{"offset": n, "outcome": "done"} for n in range(1, len(batch.seqs))]
-    wait = {"name": "go", "key": str(batch.job_ids[-1]), "no": 1, "step": "go"}
+    wait = {"name": "go", "key": str(batch.job_ids[-1]), "step": "go"}
     ended.append({"offset": len(batch.seqs), "outcome": "snoozed", "flow": {"wait": wait}})
     assert reader.settle(batch.claim_no, ended=ended) == "settled"
     one(conn, "select forebay.promote_v1()")

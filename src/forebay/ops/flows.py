@@ -62,7 +62,6 @@ class Wait:
 
     name: str
     key: str
-    no: int
     step: str
     step_key: str | None = None
 
@@ -211,14 +210,28 @@ def record_once(lease_id: int, step: NewStep, *, clears: bool = False) -> Operat
     )  # fmt: skip
 
 
-def end_wait(lease_id: int, job_id: int, group_id: int, no: int) -> Operation[list[Checkpoint]]:
-    """Return the call that ends a wait whose time is over."""
+def end_wait(
+    lease_id: int, job_id: int, group_id: int, no: int, wait: Wait
+) -> Operation[list[Checkpoint]]:
+    """Return the call that ends a wait whose time is over.
+
+    Args:
+        lease_id: the lease of the job.
+        job_id: the flow.
+        group_id: its consumer group.
+        no: the number of the checkpoint that ends the wait.
+        wait: what it waits for.
+    """
     return Operation(
         "select no, kind, name, key, value, at, age from forebay.end_wait_v1("
-        "%(lease)s::bigint, %(job_id)s::bigint, %(group_id)s::bigint, %(no)s::integer)",
+        "%(lease)s::bigint, %(job_id)s::bigint, %(group_id)s::bigint, %(no)s::integer,"
+        " %(wait)s::jsonb)",
         _checkpoints,
-        {"lease": lease_id, "job_id": job_id, "group_id": group_id, "no": no},
-    )
+        {
+            "lease": lease_id, "job_id": job_id, "group_id": group_id, "no": no,
+            "wait": msgspec.json.encode(wait).decode(),
+        },
+    )  # fmt: skip
 
 
 def gather(lease_id: int, step: NewStep, children: int, jobs: str) -> Operation[int]:

@@ -110,10 +110,14 @@ class CallRunner:
             self._record_duration(helds, endeds)
             self._reporter.finish_committed(helds, endeds)
             return
-        if call.kind.is_async:
-            result = await run_on_loop(call)
-        else:
-            result = await run_in_thread(call, self._places.threads)
+        try:
+            if call.kind.is_async:
+                result = await run_on_loop(call)
+            else:
+                result = await run_in_thread(call, self._places.threads)
+        finally:
+            if call.flow is not None:
+                await call.flow.close()
         if call.flow is not None:
             _finish_flow(call)
         endeds = endings.endings(call, result)

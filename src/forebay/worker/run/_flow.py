@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from forebay.errors import (
     DatabaseUnavailable,
     JobCancelled,
     LeaseLost,
+    StepChanged,
     StepRefused,
     StepTooLarge,
     UnknownBatch,
@@ -49,6 +51,19 @@ if TYPE_CHECKING:
 #: How long a cancelled handler may run until its next verb, and then compensate.
 NEXT_VERB_SECONDS: Final = 10.0
 COMPENSATES_SECONDS: Final = 60.0
+
+
+#: The verb that records a checkpoint of a kind.
+_VERBS: Final = {
+    "s": "step", "o": "once", "f": "step", "z": "sleep", "e": "each", "g": "gather",
+    "p": "wait", "w": "wait", "t": "wait", "x": "wait",
+}  # fmt: skip
+
+#: How often an attempt that waits for the commit of a step looks whether its lease is lost.
+_COMMIT_SECONDS: Final = 1.0
+
+#: A failure names at most this number of steps beside it.
+_BESIDE_MOST: Final = 100
 
 
 class Unwound(BaseException):
@@ -85,6 +100,13 @@ class Flow:
         self._next = 1
         self._bytes = 0
         self._open = 0
+        #: The steps that are under way.
+        self._running: set[tuple[str, str | None]] = set()
+        #: How many steps commit their effects; none begins to once the attempt is over.
+        self._committing = 0
+        self._quiet = asyncio.Event()
+        self._is_over = False
+        self._commits = threading.Lock()
         #: Why the job was cancelled while it ran; whether its handler knows; and whether its task
         #: waits for a verb.
         self._cancelled: JobCancelled | None = None
@@ -143,6 +165,63 @@ class Flow:
             return self._cancellation()
         return error
 
+    # --- the effects of steps ---
+
+    def during(
+        self, name: str, key: object, verb: Generator[Any, Any, Any]
+    ) -> Generator[Any, Any, Any]:
+        """Note that a step is under way until its verb returns."""
+        step = (name, checked_key(name, key))
+        self._running.add(step)
+        try:
+            return (yield from verb)
+        finally:
+            self._running.discard(step)
+
+    def beside(self, name: str, key: object) -> list[dict[str, str | None]]:
+        """Return the other steps that are under way: they are no compensation of this one."""
+        others = sorted(self._running - {(name, text_of(key))}, key=str)
+        return [{"name": each, "key": text} for each, text in others[:_BESIDE_MOST]]
+
+    @contextlib.contextmanager
+    def commits(self) -> Iterator[None]:
+        """Commit the effects of a step: the attempt ends after it.
+
+        Raises:
+            Unwound: another step has ended the attempt.
+            StepRefused: it has ended.
+        """
+        with self._commits:
+            self._require_running()
+            self._committing += 1
+        try:
+            yield
+        finally:
+            with self._commits:
+                self._committing -= 1
+                if self._is_over and not self._committing:
+                    self.loop.call_soon_threadsafe(self._quiet.set)
+
+    def _require_running(self) -> None:
+        if self.unwound is not None:
+            raise self.unwound
+        if self._is_over:
+            raise StepRefused("a step", "is called after its attempt has ended")
+
+    async def close(self) -> None:
+        """End the attempt: from now on no step of it commits, and those that do have ended.
+
+        A step may run beside the one that ended the attempt, or in a thread that a timeout has left
+        behind. What it commits after the settlement would be there twice, or though its job is
+        dead.
+        """
+        with self._commits:
+            self._is_over = True
+        while self._committing and not (self.held.ended or self.held.lease.lost):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_COMMIT_SECONDS):
+                    await self._quiet.wait()
+
     # --- what each verb does ---
 
     def load(self) -> Generator[Any, Any, dict[tuple[str, str | None], Checkpoint]]:
@@ -156,12 +235,19 @@ class Flow:
         return self._found
 
     def find(
-        self, name: str, key: object, also: tuple[str, ...] = ()
+        self, name: str, key: object, kinds: str, also: tuple[str, ...] = ()
     ) -> Generator[Any, Any, Checkpoint | None]:
         """Return what is recorded for a step, and note that it was asked for.
 
+        Args:
+            name: of the step.
+            key: of one of several with that name.
+            kinds: the letters of the checkpoints that its verb makes.
+            also: earlier names.
+
         Raises:
             JobCancelled: the job was cancelled while this step waited.
+            StepChanged: another verb has recorded it.
         """
         text = checked_key(name, key)
         found = yield from self.load()
@@ -172,6 +258,11 @@ class Flow:
                 if found[each, text].kind == "c":
                     where = f"while step {each!r} waited"
                     raise JobCancelled(self.held.row.job_id, reason=where)
+                if found[each, text].kind not in kinds:
+                    verb, recorded = _VERBS[kinds[0]], _VERBS[found[each, text].kind]
+                    raise StepChanged(
+                        shown_step(each, text), f"result of {verb}()", f"{recorded}() recorded it"
+                    )
                 return found[each, text]
         self._note_asked(name, text)
         return None
@@ -190,7 +281,9 @@ class Flow:
 
         Raises:
             StepTooLarge: the flow has too many, or they are too large.
+            StepRefused: the attempt has ended.
         """
+        self._require_running()
         text = text_of(key)
         if self._next > STEPS_MOST:
             raise StepTooLarge(
@@ -268,8 +361,7 @@ class Flow:
 
     @contextlib.contextmanager
     def _verb(self, name: object) -> Iterator[None]:
-        if self.unwound is not None:
-            raise self.unwound
+        self._require_running()
         if self.held.ended:
             # The worker has given the job away: nothing may follow, not even a compensation.
             raise self.end(shown(name), None)

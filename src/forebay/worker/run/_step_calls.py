@@ -32,6 +32,7 @@ class StepCall:
         transactions: gives connections.
         asked: the function and its arguments.
         made: makes the checkpoint of the result; None: it is not called in a transaction.
+        commits: around the commit of its effects; raises if the attempt is over.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class StepCall:
         transactions: HandlerTransactions,
         asked: Step,
         made: Callable[[Any], NewStep] | None,
+        commits: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._call = call
+        self._commits = commits
         self._transactions = transactions
         self._asked = asked
         self._made = made
@@ -60,8 +63,10 @@ class StepCall:
             self._call.connection = connection.raw
             try:
                 with connection.transaction():
-                    step = self._made(self._plainly((connection.given,)))
-                    connection.settle_last(self._recording(step), begins=False)
+                    result = self._plainly((connection.given,))
+                    with self._commits():
+                        step = self._made(result)
+                        connection.settle_last(self._recording(step), begins=False)
             finally:
                 self._call.connection = None
         return step
@@ -84,10 +89,12 @@ class StepCall:
                 self._call.connection = connection.raw
                 try:
                     async with connection.transaction():
-                        step = self._made(await self._awaited((connection.given,)))
-                        # Who is in a step will probably be in the next one soon.
-                        begins = transactions.steps > connections.begun + 1
-                        await connection.settle_last(self._recording(step), begins=begins)
+                        result = await self._awaited((connection.given,))
+                        with self._commits():
+                            step = self._made(result)
+                            # Who is in a step will probably be in the next one soon.
+                            begins = transactions.steps > connections.begun + 1
+                            await connection.settle_last(self._recording(step), begins=begins)
                 finally:
                     self._call.connection = None
         finally:

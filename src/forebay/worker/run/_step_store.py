@@ -20,7 +20,7 @@ from forebay.policy.backoff import reconnect_seconds
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from forebay.ops.flows import Checkpoint, Gathered, NewStep, StepStatus
+    from forebay.ops.flows import Checkpoint, Gathered, NewStep, StepStatus, Wait
     from forebay.ops.operation import Operation
     from forebay.worker.ground.held import HeldJob
 
@@ -118,12 +118,17 @@ class StepStore:
                     raise
         return await self._opened().run(operation)
 
-    async def end_wait(self, held: HeldJob, no: int) -> Checkpoint | None:
-        """End a wait whose time is over; return its checkpoint, None if there is no such wait."""
-        found = await self._read(
-            held, flows.end_wait(held.lease.lease_id, held.row.job_id, held.lane.group_id, no)
+    async def end_wait(self, held: HeldJob, no: int, wait: Wait) -> Checkpoint:
+        """End a wait whose time is over; return its checkpoint.
+
+        Raises:
+            UnknownBatch: another checkpoint has this number.
+        """
+        (found,) = await self._read(
+            held,
+            flows.end_wait(held.lease.lease_id, held.row.job_id, held.lane.group_id, no, wait),
         )
-        return found[0] if found else None
+        return found
 
     async def gather(self, held: HeldJob, step: NewStep, children: int, jobs: str) -> int:
         """Enqueue the children of a step; return the number of the gather.

@@ -124,7 +124,7 @@ class Verbs:
             policy = policy_of(name, asked.retry, flow.call.kind.retry)
             self._check(asked)
             as_type = step_type(asked.function, name)
-            found = yield from flow.find(name, key, tuple(asked.also))
+            found = yield from flow.find(name, key, "sof", tuple(asked.also))
             if found is not None:
                 return result_of(found, as_type)
             shown = shown_step(name, text_of(key))
@@ -135,8 +135,9 @@ class Verbs:
                 return made[0]
 
             maker = make if in_transaction else None
+            calls = StepCall(flow.call, self._parts.transactions, asked, maker, flow.commits)
             try:
-                result = yield StepCall(flow.call, self._parts.transactions, asked, maker)
+                result = yield calls
             except (FlowError, HandlerError, LeaseLost, UnknownBatch):
                 raise
             except Exception as error:
@@ -156,7 +157,7 @@ class Verbs:
                 recorded = yield from flow.record(kind, name, key, encoded(shown, result))
                 return result_of(recorded, as_type)
 
-        return self._do(name, verb())
+        return self._do(name, flow.during(name, key, verb()))
 
     def _check(self, asked: Step) -> None:
         if not callable(asked.function):
@@ -185,7 +186,9 @@ class Verbs:
             if flow.progressed:
                 ended.attempts = 1
             raise flow.end(name, ended) from error
-        facts = {"type": described.type, "message": described.message[:2000]}
+        facts: dict[str, Any] = {"type": described.type, "message": described.message[:2000]}
+        if beside := flow.beside(name, key):
+            facts["beside"] = beside
         yield from flow.record("f", name, key, msgspec.Raw(msgspec.json.encode(facts)))
         raise StepFailed(shown, described.type, described.message) from error
 
@@ -197,7 +200,7 @@ class Verbs:
 
         def verb() -> Generator[Any, Any, None]:
             seconds, at = time_of(name, delay, until)
-            found = yield from flow.find(name, key)
+            found = yield from flow.find(name, key, "z")
             if found is not None and found.value is not None:
                 began = msgspec.json.decode(found.value)
                 left = seconds_left(found, began)
@@ -219,25 +222,25 @@ class Verbs:
         def verb() -> Generator[Any, Any, Any]:
             seconds = None if timeout is None else time_of(name, timeout, None)[0]
             address = str(flow.held.row.job_id) if key is None else checked_signal_key(name, key)
-            found = yield from flow.find(name, step_key)
+            found = yield from flow.find(name, step_key, "pwtx")
             if found is None:
                 value = {"key": address, "seconds": seconds}
                 step = flow.new("p", name, step_key, msgspec.Raw(msgspec.json.encode(value)))
-                wait = Wait(name, address, step.no + 1, name, text_of(step_key))
+                wait = Wait(name, address, name, text_of(step_key))
                 raise self._park_wait(wait, [step], seconds)
             if found.kind == "p":
                 began = msgspec.json.decode(found.value or "{}")
                 seconds = began.get("seconds")
                 left = None if seconds is None else seconds - found.age
+                wait = Wait(name, began["key"], found.name, found.key)
                 if left is None or left > 0:
-                    wait = Wait(name, began["key"], found.no + 1, name, text_of(step_key))
                     raise self._park_wait(wait, [], left)
-                ended = yield functools.partial(flow.store.end_wait, flow.held, found.no + 1)
-                if ended is None:
-                    ended = yield from flow.record("t", name, step_key, msgspec.UNSET)
-                else:
-                    flow.keep_found(ended)
-                found = ended
+                no = flow.new("t", name, step_key, msgspec.UNSET).no
+                try:
+                    found = yield functools.partial(flow.store.end_wait, flow.held, no, wait)
+                except UnknownBatch:
+                    raise flow.end(name, Ended(0, "released")) from None
+                flow.keep_found(found)
             shown_name = shown_step(name, text_of(step_key))
             if found.kind == "t":
                 raise WaitTimeout(shown_name, float(seconds or 0.0))
@@ -260,11 +263,11 @@ class Verbs:
         def verb() -> Generator[Any, Any, list[Any]]:
             if on_dead not in ("raise", "collect"):
                 raise StepRefused(name, f"has on_dead={shown(on_dead)}, not 'raise' or 'collect'")
-            found = yield from flow.find(name, key)
+            found = yield from flow.find(name, key, "g")
             if found is None:
                 given = calls_of(name, calls, flow.call.jobs[0].correlation_id)
                 if not given:
-                    yield from flow.record("s", name, key, msgspec.Raw(b"[]"))
+                    yield from flow.record("g", name, key, msgspec.UNSET)
                     return []
                 step = flow.new("g", name, key, msgspec.UNSET)
                 from forebay.ops.enqueue import jobs_json  # noqa: PLC0415 - as there
@@ -283,9 +286,9 @@ class Verbs:
                 )
                 flow.keep(step)
                 raise flow.park(name, FlowEnd(gather=str(gather_id)))
-            if found.kind != "g":
+            if found.value is None:
                 return []
-            began = msgspec.json.decode(found.value or "{}")
+            began = msgspec.json.decode(found.value)
             ends = yield functools.partial(flow.store.gathered, flow.held, int(began["gather"]))
             if any(end.outcome is None for end in ends):
                 raise flow.park(name, FlowEnd(gather=began["gather"]))
@@ -343,7 +346,7 @@ class Verbs:
         flow = self._flow
         for item in items:
             text = item_key(name, key, item)
-            if flow.answer(name, flow.find(name, text)) is not None:
+            if flow.answer(name, flow.find(name, text, "e")) is not None:
                 continue
             yield item
             flow.answer(name, flow.record("e", name, text, msgspec.UNSET))
@@ -366,7 +369,7 @@ class AsyncVerbs(Verbs):
         flow = self._flow
         async for item in _async_items(items):
             text = item_key(name, key, item)
-            if await flow.answer_async(name, flow.find(name, text)) is not None:
+            if await flow.answer_async(name, flow.find(name, text, "e")) is not None:
                 continue
             yield item
             await flow.answer_async(name, flow.record("e", name, text, msgspec.UNSET))

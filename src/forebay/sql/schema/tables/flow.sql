@@ -35,8 +35,7 @@ create table forebay.waiter (
     key      text collate "C" not null,
     job_id   bigint not null,
     group_id bigint not null,
-    no       integer not null,           -- number of the checkpoint that ends the wait
-    step     text collate "C" not null,  -- name and key of that checkpoint
+    step     text collate "C" not null,  -- name and key of the checkpoint that ends the wait
     step_key text collate "C",
     since    timestamptz not null,
     until    timestamptz,                -- when the wait is over; null: it has no timeout

@@ -134,7 +134,7 @@ begin
         return;
     end if;
     insert into forebay.step (job_id, group_id, at, no, kind, name, key)
-    values (p_job_id, p_group_id, forebay._now(), v_waits.no + 1, 'c', v_waits.step, v_waits.step_key);
+    values (p_job_id, p_group_id, forebay._now(), forebay._next_step(p_job_id, p_group_id), 'c', v_waits.step, v_waits.step_key);
     delete from forebay.waiter i where i.job_id = p_job_id and i.group_id = p_group_id;
     if v_waits.gather_id is not null then
         perform forebay._cancel_children(v_waits.gather_id, 0);

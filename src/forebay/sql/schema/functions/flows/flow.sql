@@ -71,48 +71,58 @@ end
 $$;
 
 
--- What a flow waits for in a group; nulls: it is not parked. Its last checkpoint says so, and a row of it that was not promoted.
+-- What a flow waits for in a group; nulls: it is not parked. A row of it that was not promoted says that it waits, and its last checkpoint of a
+-- wait that is not over says for what. Later ones may stand behind it: an operator let the flow run in between, with code that has a step more.
 create function forebay._flow_waits(
     p_job_id bigint, p_group_id bigint, out waits_for text, out step text, out step_key text, out since timestamptz, out until timestamptz,
-    out signal_name text, out signal_key text, out children integer, out ended integer, out first_dead bigint, out no integer, out gather_id bigint)
+    out signal_name text, out signal_key text, out children integer, out ended integer, out first_dead bigint, out gather_id bigint)
 language plpgsql stable
 -- planner: indexed
 as $$
 #variable_conflict use_variable
 declare
-    v_last   forebay.step;
+    v_step   record;
     v_parked timestamptz := forebay._parked_until(p_job_id, p_group_id);
 begin
     if v_parked is null then
         return;
     end if;
-    select s.* into v_last from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id order by s.no desc limit 1;
-    if v_last.kind = 'z' then
-        until := coalesce((v_last.value ->> 'until')::timestamptz, v_last.at + make_interval(secs => (v_last.value ->> 'seconds')::double precision));
-        -- Behind its end the row is that of a snooze or a retry.
-        waits_for := case when until > forebay._now() then 'sleep' end;
-        since := v_last.at;
-    elsif v_last.kind = 'p' then
-        select 'signal', w.since, case when v_last.value ->> 'seconds' is not null then w.until end, w.name, w.key into waits_for, since, until, signal_name, signal_key
-        from forebay.waiter w where w.job_id = p_job_id and w.group_id = p_group_id and w.no = v_last.no + 1;
-        since := least(since, v_last.at);
-    elsif v_last.kind = 'g' then
-        select g.gather_id, g.children, g.begun_at into gather_id, children, since
-        from forebay.gather g where g.job_id = p_job_id and g.group_id = p_group_id and g.no = v_last.no;
-        if gather_id is not null then
-            select count(*), min(e.job_id) filter (where e.outcome <> 'd') into ended, first_dead
-            from (select distinct on (i.nr) i.nr, i.job_id, i.outcome from forebay.gather_end i where i.gather_id = _flow_waits.gather_id
-                  order by i.nr, i.job_id desc) e;
-            waits_for := 'children';
+    for v_step in
+        select s.no, s.kind, s.name, s.key, s.value, s.at, row_number() over (order by s.no desc) = 1 as is_last
+        from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id
+        order by s.no desc
+    loop
+        -- Behind a cancellation the flow compensates: what it waited for before is over.
+        exit when v_step.kind = 'c';
+        if v_step.kind = 'z' then
+            until := coalesce((v_step.value ->> 'until')::timestamptz, v_step.at + make_interval(secs => (v_step.value ->> 'seconds')::double precision));
+            -- Behind its end the row is that of a snooze or a retry.
+            waits_for := case when until > forebay._now() then 'sleep' end;
+            since := v_step.at;
+        elsif v_step.kind = 'p' then
+            select 'signal', least(w.since, v_step.at), case when v_step.value ->> 'seconds' is not null then w.until end, w.name, w.key
+            into waits_for, since, until, signal_name, signal_key
+            from forebay.waiter w
+            where w.job_id = p_job_id and w.group_id = p_group_id and w.step = v_step.name and w.step_key is not distinct from v_step.key;
+        elsif v_step.kind = 'g' then
+            select 'children', g.gather_id, g.children, g.begun_at into waits_for, gather_id, children, since
+            from forebay.gather g
+            where g.job_id = p_job_id and g.group_id = p_group_id and g.no = v_step.no
+              and (v_step.is_last or g.children > coalesce((select c.ended from forebay.gather_count c
+                                                            where c.gather_id = g.gather_id order by c.no desc limit 1), 0));
         end if;
-    end if;
+        exit when waits_for is not null;
+        since := null; until := null;
+    end loop;
     if waits_for is null then
-        since := null; until := null; children := null; ended := null; first_dead := null; gather_id := null;
         return;
+    elsif gather_id is not null then
+        select count(*), min(e.job_id) filter (where e.outcome <> 'd') into ended, first_dead
+        from (select distinct on (i.nr) i.nr, i.job_id, i.outcome from forebay.gather_end i where i.gather_id = _flow_waits.gather_id
+              order by i.nr, i.job_id desc) e;
     end if;
-    no := v_last.no;
-    step := v_last.name;
-    step_key := v_last.key;
+    step := v_step.name;
+    step_key := v_step.key;
 end
 $$;
 

@@ -26,10 +26,7 @@ begin
     if (forebay.record_steps_v1(p_lease_id, jsonb_build_array(jsonb_build_object(
             'job_id', p_job_id, 'group_id', p_group_id, 'no', p_no, 'kind', 'g', 'name', p_name, 'key', p_key,
             'value', jsonb_build_object('gather', v_id::text, 'children', p_children)))))[1] <> 'recorded' then
-        raise exception using errcode = 'JQ019',
-            message = format('checkpoint %s of job %s is there already', p_no, p_job_id),
-            detail = jsonb_build_object('lease', p_lease_id),
-            hint = 'Another attempt of the job has continued. This call changed nothing.';
+        perform forebay._refuse_step(p_lease_id, p_job_id, p_no);
     end if;
     insert into forebay.gather (gather_id, job_id, group_id, no, name, children, begun_at)
     values (v_id, p_job_id, p_group_id, p_no, p_name, p_children, forebay._now());

@@ -20,15 +20,14 @@ begin
         delete from forebay.waiter w where w.job_id = v_job_id and w.group_id = p_group_id;
         delete from forebay.waiter w
         where w.name = v_wait ->> 'name' and w.key = v_wait ->> 'key' and forebay._is_over(w.job_id, w.group_id);
-        insert into forebay.waiter (name, key, job_id, group_id, no, step, step_key, since, until)
-        values (v_wait ->> 'name', v_wait ->> 'key', v_job_id, p_group_id, (v_wait ->> 'no')::integer, v_wait ->> 'step', v_wait ->> 'step_key',
-                v_now, v_until)
+        insert into forebay.waiter (name, key, job_id, group_id, step, step_key, since, until)
+        values (v_wait ->> 'name', v_wait ->> 'key', v_job_id, p_group_id, v_wait ->> 'step', v_wait ->> 'step_key', v_now, v_until)
         on conflict (name, key) do nothing;
         if not found then
             select w.job_id into v_holder from forebay.waiter w where w.name = v_wait ->> 'name' and w.key = v_wait ->> 'key';
-            perform forebay._record_steps(jsonb_build_array(jsonb_build_object(
-                'job_id', v_job_id, 'group_id', p_group_id, 'no', v_wait -> 'no', 'kind', 'x', 'name', v_wait -> 'step', 'key', v_wait -> 'step_key',
-                'value', v_holder)));
+            insert into forebay.step (job_id, group_id, at, no, kind, name, key, value)
+            values (v_job_id, p_group_id, v_now, forebay._next_step(v_job_id, p_group_id), 'x', v_wait ->> 'step', v_wait ->> 'step_key',
+                    to_jsonb(v_holder));
             return null;
         end if;
         perform forebay._wake_flows_later(jsonb_build_object('name', v_wait -> 'name', 'key', v_wait -> 'key'));
@@ -38,6 +37,13 @@ begin
     return coalesce(v_until, v_now + interval '100 years');
 end
 $$;
+
+
+-- The number of the next checkpoint of a job. What ends a wait is recorded under it, and never under one that was chosen before: code that was
+-- deployed meanwhile may have recorded another step.
+create function forebay._next_step(p_job_id bigint, p_group_id bigint) returns integer
+language sql stable
+as $$ select coalesce(max(s.no), 0) + 1 from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id $$;
 
 
 -- Has a job ended in a group, or left the log?
@@ -88,7 +94,7 @@ begin
         select distinct w ->> 'name' as name, w ->> 'key' as key from unnest(p_what) w where w ? 'name' order by 1, 2
     loop
         with due as materialized (
-            select w.job_id, w.group_id, w.no, w.step, w.step_key, w.name, w.key, s.payload
+            select w.job_id, w.group_id, w.step, w.step_key, w.name, w.key, s.payload
             from forebay.waiter w join forebay.signal s on s.name = w.name and s.key = w.key
             where w.name = v_signal.name and w.key = v_signal.key
               and forebay._parked_row(w.job_id, w.group_id) is not null  -- Else an attempt of it decides, or it has ended.
@@ -99,8 +105,7 @@ begin
             delete from forebay.signal s using due d where s.name = d.name and s.key = d.key
         ), step as (
             insert into forebay.step (job_id, group_id, at, no, kind, name, key, value)
-            select d.job_id, d.group_id, forebay._now(), d.no, 'w', d.step, d.step_key, d.payload from due d
-            on conflict do nothing
+            select d.job_id, d.group_id, forebay._now(), forebay._next_step(d.job_id, d.group_id), 'w', d.step, d.step_key, d.payload from due d
         )
         select d.job_id, d.group_id into v_gather from due d;
         if found then

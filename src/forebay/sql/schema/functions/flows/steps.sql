@@ -96,7 +96,7 @@ end
 $$;
 
 
--- Refuse a checkpoint whose lease is closed.
+-- Refuse what a worker does with a lease that is closed.
 create function forebay._refuse_lease(p_lease_id bigint) returns void
 language plpgsql stable
 as $$
@@ -104,7 +104,20 @@ begin
     raise exception using errcode = 'JQ010',
         message = format('lease %s is closed', p_lease_id),
         detail = jsonb_build_object('lease', p_lease_id),
-        hint = 'Its jobs were given to other workers; this checkpoint was not recorded.';
+        hint = 'Its jobs were given to other workers; this call changed nothing.';
+end
+$$;
+
+
+-- Refuse a checkpoint whose number another one has.
+create function forebay._refuse_step(p_lease_id bigint, p_job_id bigint, p_no integer) returns void
+language plpgsql stable
+as $$
+begin
+    raise exception using errcode = 'JQ019',
+        message = format('checkpoint %s of job %s is there already', p_no, p_job_id),
+        detail = jsonb_build_object('lease', p_lease_id),
+        hint = 'Another attempt of the job has continued. This call changed nothing.';
 end
 $$;
 
