@@ -156,6 +156,10 @@ def report(people: People) -> None:
         people.done = []
 
 
+#: How many write, or read, at once.
+_PEOPLE = 24
+
+
 async def find_rate(people: People, most: float) -> float:
     """Return six tenths of the rate of eight clients that never pause."""
     until = time.monotonic() + _WARM_SECONDS
@@ -173,14 +177,21 @@ async def steadily(
     act: Callable[[], Coroutine[Any, Any, None]],
     is_enough: Callable[[int], bool] = lambda _: False,
 ) -> None:
-    """Start an action at a rate until the number of starts is enough, and wait for all of them."""
-    begun = time.monotonic()
+    """Start an action at a rate until the number of starts is enough, and wait for all of them.
+
+    Each person waits for the answer: where the machine cannot keep the rate, since others began to
+    use it, fewer actions start, and they do not queue.
+    """
+    next_at = time.monotonic()
     running: set[asyncio.Task[None]] = set()
     try:
         for number in itertools.count():
             if is_enough(number):
                 break
-            await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
+            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+            if len(running) >= _PEOPLE:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            next_at = max(next_at, time.monotonic() - 0.1) + 1 / rate
             task: asyncio.Task[None] = asyncio.create_task(act())
             running.add(task)
             task.add_done_callback(running.discard)
