@@ -3,7 +3,7 @@ long each answer took.
 
 Each request starts at its planned time, whether earlier ones were answered or not, and its wait for
 a free connection counts: all requests during a stall show it. The process first measures how much
-the machine can do, and then uses six tenths of that.
+the machine can do, and then uses six tenths of that; less if it cannot keep that up.
 
 Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services
 are sockets. It makes at least that many writes, and continues until its input has a line or ends.
@@ -156,8 +156,8 @@ def report(people: People) -> None:
         people.done = []
 
 
-#: How many write, or read, at once.
-_PEOPLE = 24
+#: From this number of unanswered requests on the rate falls, to at least this share of the first.
+_MANY, _LEAST = 24, 0.25
 
 
 async def find_rate(people: People, most: float) -> float:
@@ -179,19 +179,21 @@ async def steadily(
 ) -> None:
     """Start an action at a rate until the number of starts is enough, and wait for all of them.
 
-    Each person waits for the answer: where the machine cannot keep the rate, since others began to
-    use it, fewer actions start, and they do not queue.
+    If many wait for their answers, the rate falls for good: others began to use the machine. What
+    was planned before starts at its time, so its wait counts.
     """
-    next_at = time.monotonic()
+    next_at = slower_at = time.monotonic()
+    least = rate * _LEAST
     running: set[asyncio.Task[None]] = set()
     try:
         for number in itertools.count():
             if is_enough(number):
                 break
             await asyncio.sleep(max(0.0, next_at - time.monotonic()))
-            if len(running) >= _PEOPLE:
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            next_at = max(next_at, time.monotonic() - 0.1) + 1 / rate
+            if len(running) >= _MANY and time.monotonic() > slower_at and rate > least:
+                rate, slower_at = max(least, 0.8 * rate), time.monotonic() + 1.0
+                next_at = time.monotonic()
+            next_at += 1 / rate
             task: asyncio.Task[None] = asyncio.create_task(act())
             running.add(task)
             task.add_done_callback(running.discard)
