@@ -366,7 +366,7 @@ def park(dsn: str, count: int, progress: Callable[[str], None]) -> None:
                 value = msgspec.Raw(msgspec.json.encode({"key": key, "seconds": None}))
                 job_id = job.job_id or job.seq
                 step = flows.NewStep(job_id, log.group_ids[0], 1, "p", SIGNAL, None, value)
-                end = flows.FlowEnd([step], wait=flows.Wait(SIGNAL, key, 2, SIGNAL))
+                end = flows.FlowEnd([step], wait=flows.Wait(SIGNAL, key, SIGNAL))
                 ended.append(protocol.Ended(job.offset, "snoozed", flow=end))
             log.run(protocol.settle(log.lease_id, [protocol.Flush(claim_no, 1, [], ended=ended)]))
         while log.run(maintenance.promote()):
