@@ -11,7 +11,15 @@ import pytest
 
 import forebay
 from forebay import RetryPolicy
-from forebay.errors import ChildrenDied, JobDied, StepChanged, StepFailed, StepRefused, WaitTaken
+from forebay.errors import (
+    ChildrenDied,
+    InvalidJob,
+    JobDied,
+    StepChanged,
+    StepFailed,
+    StepRefused,
+    WaitTaken,
+)
 from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import run_retries
 
@@ -105,6 +113,78 @@ async def test_bad_values_are_refused_by_the_name_of_the_step(app, conn, step):
     assert error["type"] == "forebay.errors.StepRefused", error
     assert error["attempt"] == 1
     assert one(conn, "select count(*) from forebay.step") == 0
+
+
+#: What UTF-8 cannot encode or PostgreSQL cannot store, and what is no key for people.
+UNFIT = ["caf\udce9", "\ud800", "a\x00", "\x7f", "", "a" * 201, 10**5000, True]
+
+
+async def _each(ctx, name, key):
+    async for _ in ctx.each(name, [1], key=lambda _: key):
+        pass
+
+
+VERBS = {
+    "step": lambda ctx, name, key: ctx.step(name, int, key=key),
+    "once": lambda ctx, name, key: ctx.once(name, lambda conn: None, key=key),
+    "sleep": lambda ctx, name, key: ctx.sleep(name, 1, key=key),
+    "wait": lambda ctx, name, key: ctx.wait(name, step_key=key),
+    "signal": lambda ctx, name, key: ctx.wait(name, key=key),
+    "gather": lambda ctx, name, key: ctx.gather(name, [], key=key),
+    "done": lambda ctx, name, key: ctx.done(name, key=key),
+    "each": _each,
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_names_and_keys_that_the_database_cannot_keep_are_refused(app, conn, verb):
+    """
+    A name of a file that is no UTF-8 left its job claimed for ever: no settlement could be sent.
+    """
+    refused = []
+
+    async def attempt(ctx, name, key):
+        try:
+            await VERBS[verb](ctx, name, key)
+        except StepRefused as error:
+            refused.append(str(error).encode())
+
+    unfit = [(name, None) for name in UNFIT if isinstance(name, str)]
+    unfit += [("a", key) for key in UNFIT]
+    if verb == "each":
+        unfit = [(name, "k") for name, _ in unfit[:6]] + unfit[6:]
+
+    @app.job(retry=ONCE)
+    async def work(ctx: forebay.Context) -> None:
+        for name, key in unfit:
+            await attempt(ctx, name, key)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert (state(conn, job), len(refused)) == ("done", len(unfit))
+    assert one(conn, "select count(*) from forebay.step") == 0
+
+
+async def test_a_key_that_cannot_be_kept_ends_its_flow_as_a_dead_letter(app, conn):
+    """Its error names the step; the worker becomes idle."""
+
+    async def body(ctx):
+        await ctx.sleep("s", 1, key="caf\udce9")
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "dead"
+    assert last_error(conn, job)["type"] == "forebay.errors.StepRefused"
+
+
+@pytest.mark.parametrize("field", ["name", "key"])
+def test_signals_that_the_database_cannot_keep_are_refused(conn, field):
+    """The caller learns which value it is, and its transaction goes on."""
+    with conn.transaction():
+        for unfit in [*UNFIT, 1.5, None]:
+            with pytest.raises(InvalidJob) as found:
+                forebay.signal(conn, **({"name": "n", "key": "k"} | {field: unfit}))
+            assert found.value.field == field
+        assert one(conn, "select count(*) from forebay.signal") == 0
 
 
 async def test_a_result_that_is_too_large_is_no_retry_loop(app, conn):
