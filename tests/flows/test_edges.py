@@ -5,7 +5,7 @@ too much, verbs at once, other waiters, dead children.
 import asyncio
 import dataclasses
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
@@ -446,6 +446,72 @@ async def test_dead_children(app, conn, on_dead):
         assert (zero, two) == (0, 2)
         assert isinstance(died, JobDied)
         assert died.job_id is not None
+
+
+async def test_a_collected_child_that_was_cancelled_is_not_called_dead(app, conn):
+    """Nobody looks for a dead letter that does not exist."""
+    seen, ids = [], []
+
+    @app.job(retry=ONCE)
+    async def child(n: int) -> int:
+        return n
+
+    @app.job(retry=ONCE)
+    async def stopped(ctx: forebay.Context) -> forebay.Cancel:
+        ids.append(ctx.job.job_id)
+        return forebay.Cancel("no stock")
+
+    async def body(ctx):
+        calls = [child.call(1), child.using(delay=3600).call(2), stopped.call()]
+        seen.extend(await ctx.gather("all", calls, on_dead="collect"))
+
+    job = await a_flow(app, conn, body)
+    second = one(
+        conn, "select job_id from forebay.jobs(only_state => 'scheduled', only_kind => 'child')"
+    )
+    (third,) = ids
+    assert forebay.Client(app.dsn).cancel(second) == "cancelled"
+    conn.execute("select forebay.promote_v1()")
+    await run_retries(app, conn)
+    assert state(conn, job) == "done"
+    assert [str(each) for each in seen] == [
+        "1", f"job {second} was cancelled (before it started)",
+        f"job {third} was cancelled",
+    ]  # fmt: skip
+    assert all(each.is_cancelled for each in seen[1:])
+
+
+@pytest.mark.parametrize("form", [list, tuple, iter, lambda calls: (each for each in calls)])
+@pytest.mark.parametrize("flavour", ["async", "thread"])
+async def test_gathered_results_have_their_types_whatever_holds_the_calls(app, conn, form, flavour):
+    """A generator gave texts where a list gave dates."""
+    seen = []
+
+    @app.job
+    def first(year: int) -> date:
+        return date(year, 1, 1)
+
+    @app.job
+    def paid(amount: int) -> Paid:
+        return Paid(amount)
+
+    if flavour == "async":
+
+        @app.job
+        async def work(ctx: forebay.Context) -> None:
+            calls = form([first.call(2020), paid.call(7), first.call(2021)])
+            seen.extend(await ctx.gather("all", calls))
+
+    else:
+
+        @app.job
+        def work(ctx: forebay.Context) -> None:
+            calls = form([first.call(2020), paid.call(7), first.call(2021)])
+            seen.extend(ctx.gather("all", calls))
+
+    work.enqueue(conn)
+    await run_retries(app, conn)
+    assert seen == [date(2020, 1, 1), Paid(7), date(2021, 1, 1)]
 
 
 async def test_children_of_children(app, conn):
