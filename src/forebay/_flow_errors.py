@@ -84,9 +84,7 @@ class ChildrenDied(FlowError):
     """
 
     template = "step {step!r}: {died} of {children} jobs did not end well, first job {job_id}"
-    default_hint = (
-        'Redrive them, then this job; or gather with on_dead="collect" and look at each result.'
-    )
+    default_hint = 'Redrive them, and this job follows; or gather with on_dead="collect".'
     died: int
     children: int
     job_id: int

@@ -459,7 +459,7 @@ class NoResult(ResultError):
 
 
 class JobDied(ResultError):
-    """The job is a dead letter."""
+    """The job is a dead letter, or a flow that gathers it finds that it was cancelled."""
 
     template = "job {job_id} is dead[ ({reason})][: {error_type}][: {error_message!l}]"
     job_id: int | None
@@ -467,6 +467,12 @@ class JobDied(ResultError):
     reason: str | None = None  # of the dead letter: exhausted, permanent, expired or worker lost
     error_type: str | None = None  # class of its last error
     error_message: str | None = None
+    is_cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.is_cancelled:
+            self.template = "job {job_id} was cancelled[ ({reason})]"
+        super().__post_init__()
 
 
 class ResultTimeout(ResultError):

@@ -19,6 +19,17 @@ def conn(database):
         yield conn
 
 
+def test_a_filter_takes_ids_from_a_generator_twice(database, conn):
+    """The act comes after its plan, with the same filter."""
+    jobs = enqueue_many(conn, [{"kind": "work", "queue": "mail"} for _ in range(3)])
+    client = forebay.Client(database)
+    which = forebay.JobFilter(ids=(job for job in jobs[:2]))
+    plan = client.plan_change("cancel", which)
+    assert plan.jobs == 2
+    assert client.cancel_matching(which, token=plan.token).taken == 2
+    assert which == forebay.JobFilter(ids=tuple(jobs[:2]))
+
+
 def test_an_act_in_steps_takes_every_job_once(database, conn, monkeypatch):
     """And a call after an interruption finishes it."""
     monkeypatch.setitem(change._STEP, "cancel", 7)

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from forebay.console import User, asgi
 from forebay.console._acts import ACTS, FILTER
 from forebay.console._pages import PAGES
+from forebay.errors import ConfigError
 from tests.support.engine import Reader, enqueue, one
 from tests.support.mutant import break_function, violation
 from tests.support.waiting import wait_for
@@ -241,6 +242,57 @@ def test_only_who_may_do_an_act_stops_it(database, conn):
         other = {**SAME, "x-may": "change queues,purge"}
         assert client.post(place, data=form, headers=other).status_code == 403
         assert client.post(place, data=form, headers=own).status_code == 303
+
+
+@pytest.mark.parametrize(
+    "number", ["9" * 5000, "\u00b2", "\u0663", "-1", "1.5", "", "x", str(2**63)]
+)
+def test_a_number_that_is_none_is_no_error_of_the_server(conn, browse, number):
+    """
+    Thousands of digits, and a superscript, are digits for Python, and no number.
+    """
+    enqueue(conn, queue="mail")
+    query = urlencode({"number": number})
+    assert browse.get(f"/main/run?{query}").status_code == 404
+    assert browse.post(f"/main/run?{query}", data={"a": "1"}, headers=SAME).status_code == 404
+    fields = {"act": "jobs.cancel_matching", "queue": "mail", "token": "x", "count": number}
+    assert browse.post("/main/act", data=fields, headers=SAME).status_code == 303
+    for path in (f"/main/act?act=jobs.cancel&job={number}", f"/main/search?what={number}"):
+        assert browse.get(path).status_code < 500, path
+
+
+@pytest.mark.parametrize("make", [set, list, tuple, frozenset])
+def test_permissions_may_be_any_collection(database, make):
+    """They are kept as a frozenset: pages are shared by person."""
+    app = asgi(database, acts=True, authorize=lambda _: User("ada", make(["change jobs"])))
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.get("/main/").status_code == 200
+    assert User("ada", make(["purge", "purge"])) == User("ada", frozenset({"purge"}))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("ada", "purge"), ("ada", {"purge": True}), ("ada", {"fly"}), ("ada", [7]), ("ada", [[]]),
+        ("ada", None), ("ada", 7), ("ada", iter(["purge"])), (7,), ("",), ("a\x00",), ("\udce9",),
+        ("a" * 201,), (None,),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_person_that_is_none_is_refused_where_it_is_made(given):
+    """Not when the first page is shown."""
+    with pytest.raises(ConfigError):
+        User(*given)
+
+
+@pytest.mark.parametrize("answer", [True, "ada", {"name": "ada"}, ("ada", set()), 0, object()])
+def test_what_authorize_returns_is_a_user_or_nobody_looks(database, caplog, answer):
+    """The log says what it returned, and the browser does not."""
+    app = asgi(database, authorize=lambda _: answer)
+    with TestClient(app, base_url="http://localhost") as client:
+        found = client.get("/main/")
+    assert (found.status_code, found.text) == (500, "authorize has failed.\n")
+    assert "which is no User" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,21 @@ too much, verbs at once, other waiters, dead children.
 import asyncio
 import dataclasses
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
 import forebay
 from forebay import RetryPolicy
-from forebay.errors import ChildrenDied, JobDied, StepChanged, StepFailed, StepRefused, WaitTaken
+from forebay.errors import (
+    ChildrenDied,
+    InvalidJob,
+    JobDied,
+    StepChanged,
+    StepFailed,
+    StepRefused,
+    WaitTaken,
+)
 from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import run_retries
 
@@ -105,6 +113,78 @@ async def test_bad_values_are_refused_by_the_name_of_the_step(app, conn, step):
     assert error["type"] == "forebay.errors.StepRefused", error
     assert error["attempt"] == 1
     assert one(conn, "select count(*) from forebay.step") == 0
+
+
+#: What UTF-8 cannot encode or PostgreSQL cannot store, and what is no key for people.
+UNFIT = ["caf\udce9", "\ud800", "a\x00", "\x7f", "", "a" * 201, 10**5000, True]
+
+
+async def _each(ctx, name, key):
+    async for _ in ctx.each(name, [1], key=lambda _: key):
+        pass
+
+
+VERBS = {
+    "step": lambda ctx, name, key: ctx.step(name, int, key=key),
+    "once": lambda ctx, name, key: ctx.once(name, lambda conn: None, key=key),
+    "sleep": lambda ctx, name, key: ctx.sleep(name, 1, key=key),
+    "wait": lambda ctx, name, key: ctx.wait(name, step_key=key),
+    "signal": lambda ctx, name, key: ctx.wait(name, key=key),
+    "gather": lambda ctx, name, key: ctx.gather(name, [], key=key),
+    "done": lambda ctx, name, key: ctx.done(name, key=key),
+    "each": _each,
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_names_and_keys_that_the_database_cannot_keep_are_refused(app, conn, verb):
+    """
+    A name of a file that is no UTF-8 left its job claimed for ever: no settlement could be sent.
+    """
+    refused = []
+
+    async def attempt(ctx, name, key):
+        try:
+            await VERBS[verb](ctx, name, key)
+        except StepRefused as error:
+            refused.append(str(error).encode())
+
+    unfit = [(name, None) for name in UNFIT if isinstance(name, str)]
+    unfit += [("a", key) for key in UNFIT]
+    if verb == "each":
+        unfit = [(name, "k") for name, _ in unfit[:6]] + unfit[6:]
+
+    @app.job(retry=ONCE)
+    async def work(ctx: forebay.Context) -> None:
+        for name, key in unfit:
+            await attempt(ctx, name, key)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert (state(conn, job), len(refused)) == ("done", len(unfit))
+    assert one(conn, "select count(*) from forebay.step") == 0
+
+
+async def test_a_key_that_cannot_be_kept_ends_its_flow_as_a_dead_letter(app, conn):
+    """Its error names the step; the worker becomes idle."""
+
+    async def body(ctx):
+        await ctx.sleep("s", 1, key="caf\udce9")
+
+    job = await a_flow(app, conn, body)
+    assert state(conn, job) == "dead"
+    assert last_error(conn, job)["type"] == "forebay.errors.StepRefused"
+
+
+@pytest.mark.parametrize("field", ["name", "key"])
+def test_signals_that_the_database_cannot_keep_are_refused(conn, field):
+    """The caller learns which value it is, and its transaction goes on."""
+    with conn.transaction():
+        for unfit in [*UNFIT, 1.5, None]:
+            with pytest.raises(InvalidJob) as found:
+                forebay.signal(conn, **({"name": "n", "key": "k"} | {field: unfit}))
+            assert found.value.field == field
+        assert one(conn, "select count(*) from forebay.signal") == 0
 
 
 async def test_a_result_that_is_too_large_is_no_retry_loop(app, conn):
@@ -366,6 +446,72 @@ async def test_dead_children(app, conn, on_dead):
         assert (zero, two) == (0, 2)
         assert isinstance(died, JobDied)
         assert died.job_id is not None
+
+
+async def test_a_collected_child_that_was_cancelled_is_not_called_dead(app, conn):
+    """Nobody looks for a dead letter that does not exist."""
+    seen, ids = [], []
+
+    @app.job(retry=ONCE)
+    async def child(n: int) -> int:
+        return n
+
+    @app.job(retry=ONCE)
+    async def stopped(ctx: forebay.Context) -> forebay.Cancel:
+        ids.append(ctx.job.job_id)
+        return forebay.Cancel("no stock")
+
+    async def body(ctx):
+        calls = [child.call(1), child.using(delay=3600).call(2), stopped.call()]
+        seen.extend(await ctx.gather("all", calls, on_dead="collect"))
+
+    job = await a_flow(app, conn, body)
+    second = one(
+        conn, "select job_id from forebay.jobs(only_state => 'scheduled', only_kind => 'child')"
+    )
+    (third,) = ids
+    assert forebay.Client(app.dsn).cancel(second) == "cancelled"
+    conn.execute("select forebay.promote_v1()")
+    await run_retries(app, conn)
+    assert state(conn, job) == "done"
+    assert [str(each) for each in seen] == [
+        "1", f"job {second} was cancelled (before it started)",
+        f"job {third} was cancelled",
+    ]  # fmt: skip
+    assert all(each.is_cancelled for each in seen[1:])
+
+
+@pytest.mark.parametrize("form", [list, tuple, iter, lambda calls: (each for each in calls)])
+@pytest.mark.parametrize("flavour", ["async", "thread"])
+async def test_gathered_results_have_their_types_whatever_holds_the_calls(app, conn, form, flavour):
+    """A generator gave texts where a list gave dates."""
+    seen = []
+
+    @app.job
+    def first(year: int) -> date:
+        return date(year, 1, 1)
+
+    @app.job
+    def paid(amount: int) -> Paid:
+        return Paid(amount)
+
+    if flavour == "async":
+
+        @app.job
+        async def work(ctx: forebay.Context) -> None:
+            calls = form([first.call(2020), paid.call(7), first.call(2021)])
+            seen.extend(await ctx.gather("all", calls))
+
+    else:
+
+        @app.job
+        def work(ctx: forebay.Context) -> None:
+            calls = form([first.call(2020), paid.call(7), first.call(2021)])
+            seen.extend(ctx.gather("all", calls))
+
+    work.enqueue(conn)
+    await run_retries(app, conn)
+    assert seen == [date(2020, 1, 1), Paid(7), date(2021, 1, 1)]
 
 
 async def test_children_of_children(app, conn):

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import msgspec
 
 import forebay
 from tests.support.effects import PATH_VARIABLE, Effects, note
+from tests.support.hostile_texts import answer, hostile
 
 app = forebay.App()
 
@@ -218,6 +220,18 @@ def in_process(ctx: forebay.Context, entry: int, seconds: float = 0) -> dict[str
 @app.job(executor="process")
 def not_run_in_process(entry: int) -> Any:
     return asyncio.sleep(entry)
+
+
+@app.job(executor="process", max_attempts=2, retry=QUICK_RETRY, keep_result=True)
+def hostile_in_process(ctx: forebay.Context, entry: int) -> Any:
+    calls = hostile_calls[entry] = hostile_calls.get(entry, 0) + 1
+    rng = random.Random(f"{entry} {calls}")
+    with contextlib.suppress(forebay.errors.OutcomeRefused):
+        ctx.progress(0.5, hostile(rng))
+    return answer(rng) if calls < 4 else None
+
+
+hostile_calls: dict[int, int] = {}
 
 
 @app.job(executor="process", timeout=3)

@@ -18,7 +18,7 @@ from forebay.console._text import instant_of, number
 from forebay.errors import ConfigError, ForebayError, shown
 from forebay.model.change import JobFilter
 from forebay.model.limits import Limits
-from forebay.model.text import counted
+from forebay.model.text import counted, whole_number
 
 if TYPE_CHECKING:
     from forebay.model.change import ChangeAct
@@ -171,9 +171,9 @@ def _number(form: Mapping[str, str], name: str) -> int:
 
 
 def _whole(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise ConfigError(name, f"is {text!r}, not a whole number")
-    return int(text)
+    if (found := whole_number(text)) is None:
+        raise ConfigError(name, f"is {shown(text)}, not a whole number")
+    return found
 
 
 def _filter(form: Mapping[str, str]) -> JobFilter:

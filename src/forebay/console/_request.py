@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from forebay.console._text import instant_of
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, shown
+from forebay.model.text import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,9 +58,9 @@ def whole_in(request: Request, name: str) -> int | None:
     found = text_in(request, name)
     if found is None:
         return None
-    if not (found.isascii() and found.isdigit() and len(found) <= 18):
-        raise ConfigError(name, f"is {found!r}, not a whole number")
-    return int(found)
+    if (number := whole_number(found)) is None:
+        raise ConfigError(name, f"is {shown(found)}, not a whole number")
+    return number
 
 
 def instant_in(request: Request, name: str) -> datetime | None:

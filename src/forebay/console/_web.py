@@ -15,6 +15,7 @@ import getpass
 import hashlib
 import inspect
 import re
+from collections.abc import Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -40,15 +41,20 @@ from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,
     ForebayError,
+    InvalidJob,
     PermissionDenied,
     SchemaError,
     shown,
 )
+from forebay.model import checks
+from forebay.model.text import logger, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logger("forebay.console")
 
 _HERE: Final = Path(__file__).parent
 _STATIC: Final = _HERE / "static"
@@ -72,6 +78,9 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 #: The hosts of a console that listens on this machine only.
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
+#: Characters of the name of a person.
+_NAME_MAX: Final = 200
+
 _FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _FORM_BYTES_MAX: Final = 100_000
 
@@ -91,21 +100,31 @@ class User:
 
     Attributes:
         name: as the event log has it.
-        permissions: what this person may do, of ``change jobs``, ``change queues``, ``change
-            workers``, ``change schedules``, ``change endpoints`` and ``purge``; empty: look only.
+        permissions: a set, list or tuple of what this person may do, of ``change jobs``, ``change
+            queues``, ``change workers``, ``change schedules``, ``change endpoints`` and ``purge``;
+            empty: look only. Kept as a frozenset.
+
+    Raises:
+        ConfigError: the name is no text of 1 to 200 characters, or has a control character; or
+            ``permissions`` are something else.
     """
 
     name: str
-    permissions: frozenset[str] = frozenset()
+    permissions: Collection[str] = frozenset()
 
     def __post_init__(self) -> None:
-        unknown = set(self.permissions) - set(PERMISSIONS)
-        if unknown:
-            raise ConfigError(
-                "permissions",
-                f"has {min(unknown)!r}",
-                hint=f"Permissions are {', '.join(PERMISSIONS)}.",
-            )
+        try:
+            checks.checked_text(self.name, "name", characters_max=_NAME_MAX)
+        except InvalidJob as error:
+            raise ConfigError("name", error.problem) from None
+        given = self.permissions
+        hint = f"Permissions are {', '.join(PERMISSIONS)}."
+        if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection):
+            raise ConfigError("permissions", f"are {shown(given)}, which is no set", hint=hint)
+        for each in given:
+            if not isinstance(each, str) or each not in PERMISSIONS:
+                raise ConfigError("permissions", f"has {shown(each)}", hint=hint)
+        object.__setattr__(self, "permissions", frozenset(given))
 
 
 class _Visit(NamedTuple):
@@ -295,6 +314,12 @@ class Console:
                 )
                 await refused(scope, receive, with_headers)
                 return
+            except ConfigError as error:
+                # The application's authorize is at fault: who asks may not see why.
+                log.error("no page was shown: %s; %s", error, error.hint)
+                refused = Response("authorize has failed.\n", 500, media_type="text/plain")
+                await refused(scope, receive, with_headers)
+                return
             await app({**scope, _USER: user}, receive, with_headers)
 
         return guarded
@@ -314,9 +339,15 @@ class Console:
             return None
         found = self._authorize(request)
         user = await found if inspect.isawaitable(found) else found
-        if not isinstance(user, User):
-            raise HTTPException(403, "You may not look at this console.")
-        return user
+        if isinstance(user, User):
+            return user
+        if user is not None and user is not False:
+            raise ConfigError(
+                "authorize",
+                f"returned {shown(user)}, which is no User",
+                hint='Return User("ada"), or None to refuse the request.',
+            )
+        raise HTTPException(403, "You may not look at this console.")
 
     def _source(self, request: Request) -> Source:
         name = request.path_params["database"]
@@ -403,8 +434,7 @@ class Console:
         who = getpass.getuser() if visit.user is None else visit.user.name
         with acting_as(f"{who} (console)"):
             if act.is_long:
-                total = form.get("count", "")
-                run = Run(act, int(total) if total.isascii() and total.isdigit() else None)
+                run = Run(act, whole_number(form.get("count", "")))
                 doing = act.do(visit.source.client, form, token, run.progress)
                 number = visit.source.runs.begin(run, doing)
                 visit.source.forget()
@@ -445,11 +475,11 @@ class Console:
 
     @staticmethod
     def _found_run(visit: _Visit) -> dict[str, Any]:
-        number = visit.request.query_params.get("number", "")
-        run = visit.source.runs.get(int(number)) if number.isascii() and number.isdigit() else None
+        number = whole_number(visit.request.query_params.get("number", ""))
+        run = None if number is None else visit.source.runs.get(number)
         if run is None:
             raise HTTPException(404, "No such act runs, or it ended long ago.")
-        return {"run": run, "number": int(number)}
+        return {"run": run, "number": number}
 
     @staticmethod
     async def _form(request: Request) -> dict[str, str]:

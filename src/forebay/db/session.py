@@ -48,6 +48,10 @@ KEEPALIVE: Final[dict[str, Any]] = {
 }
 
 _PROGRAM_LIMIT_EXCEEDED: Final = "54000"
+
+#: The class of errors of values; and null, or another value, where a table takes none.
+_DATA_EXCEPTION: Final = "22"
+_BAD_DATA: Final = frozenset({"23502", "23514", _PROGRAM_LIMIT_EXCEEDED})
 #: invalid_sql_statement_name and duplicate_prepared_statement.
 _OTHER_SESSION: Final = frozenset({"26000", "42P05"})
 #: Among others: a migration replaced a function by one with another result type. Only the message
@@ -303,6 +307,12 @@ class Session:
         """
         sqlstate = _sqlstate(error)
         return sqlstate is not None and not sqlstate.startswith(_CONNECTION_EXCEPTION)
+
+    @staticmethod
+    def is_bad_data(error: BaseException) -> bool:
+        """Whether the server refused a value of a call: it would refuse the same call again."""
+        sqlstate = _sqlstate(error) or ""
+        return sqlstate[:2] == _DATA_EXCEPTION or sqlstate in _BAD_DATA
 
     @staticmethod
     def is_too_large(error: BaseException) -> bool:

@@ -59,7 +59,7 @@ from forebay.model.change import ChangeResult, JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.flows import RecordedStep
 from forebay.model.status import JobHistory, JobStatus
-from forebay.model.text import human_bytes
+from forebay.model.text import human_bytes, whole_number
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
 
@@ -116,9 +116,9 @@ class JobAdmin(LogAdmin):
         if wanted is None:
             return _jobs(before, filters, which)
         found = {}
-        if wanted.isdecimal():
+        if (number := whole_number(wanted)) is not None:
             with contextlib.suppress(JobNotFound):
-                found = {one.place: one for one in client("job", int(wanted))}
+                found = {one.place: one for one in client("job", number)}
         for name in _SEARCHED:
             if name not in which:
                 found |= {one.place: one for one in _jobs(before, filters, {**which, name: wanted})}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, fields
 from datetime import datetime
 from typing import Any, Literal
@@ -57,6 +57,11 @@ class JobFilter:
     enqueued_before: datetime | None = None
     ids: Iterable[int] | None = None
     all: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ids, Iterator):
+            # The act comes after its plan, and would find none left.
+            object.__setattr__(self, "ids", tuple(self.ids))
 
     def as_json(self) -> dict[str, Any]:
         """Return the filter as SQL takes it.

@@ -402,8 +402,9 @@ class Context:
 
         Args:
             name: of the step.
-            calls: ``handler.calls(items)``, or a list of ``handler.call(...)``, of any kinds; at
-                most 100,000. A job may not have a unique key.
+            calls: ``handler.calls(items)``, or an iterable of ``handler.call(...)``, of any kinds;
+                at most 100,000. A job may not have a unique key. The attempt that has the results
+                reads the kinds of the calls again, and nothing else of them.
             on_dead: "raise": if a job died or was cancelled, raise an error after all have ended;
                 "collect": its place in the list has a ``JobDied``.
             key: tells several steps with one name apart.

@@ -189,6 +189,20 @@ def storable_bytes(text: str) -> bytes:
     return str.replace(text, "\x00", "\\x00").encode("utf-8", "backslashreplace")
 
 
+def whole_number(text: str) -> int | None:
+    """Return the whole number that a text of others is; None if it is none, or beyond a bigint.
+
+    ``str.isdigit`` is true of texts that ``int`` refuses: of superscripts, and of thousands of
+    digits.
+
+    >>> whole_number("042"), whole_number("\u00b2"), whole_number("9" * 5000), whole_number("-1")
+    (42, None, None, None)
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        return None
+    return found if (found := int(text)) < 2**63 else None
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun in the right form.
 

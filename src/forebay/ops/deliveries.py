@@ -9,6 +9,7 @@ import msgspec
 
 from forebay._dataclass import dataclass
 from forebay.ops.operation import Operation, nothing
+from forebay.ops.sendable import sendable_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,7 +150,7 @@ def report_deliveries(worker: str, reports: Sequence[Any]) -> Operation[list[End
         "select endpoint_id, opened_at, disabled_at, version"
         " from forebay.report_deliveries_v1(%(worker)s, %(reports)s::jsonb)",
         lambda rows: [EndpointState(*row) for row in rows],
-        {"worker": worker, "reports": msgspec.json.encode(reports).decode()},
+        {"worker": worker, "reports": sendable_json(reports).decode()},
     )
 
 

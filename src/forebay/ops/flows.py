@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import field
 from datetime import datetime
@@ -17,6 +18,7 @@ from forebay.model.flows import FlowState, RewindPlan
 from forebay.ops.jobs import checked_id
 from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.ops.records import rows_as
+from forebay.ops.sendable import sendable_json
 
 StepStatus = Literal["recorded", "repeated", "refused"]
 
@@ -181,7 +183,7 @@ def record(lease_id: int, new: Sequence[NewStep]) -> Operation[list[StepStatus]]
     return Operation(
         "select forebay.record_steps_v1(%(lease)s::bigint, %(steps)s::jsonb, false)",
         scalar,
-        {"lease": lease_id, "steps": msgspec.json.encode(new).decode()},
+        {"lease": lease_id, "steps": sendable_json(new).decode()},
     )
 
 
@@ -311,22 +313,40 @@ def signal(name: str, key: object, payload: object = None) -> Operation[bool]:
         "select forebay.signal(%(name)s, %(key)s, %(payload)s::jsonb)",
         scalar,
         {
-            "name": name,
-            "key": signal_key(key),
+            "name": checked_address(name, "name"),
+            "key": checked_address(key, "key"),
             "payload": None if payload is None else encode_json(payload),
         },
     )
 
 
-def signal_key(key: object) -> str:
-    """Return the key of a signal as text.
+#: Characters of a name or key of a step or signal.
+_ADDRESS_MOST: Final = 200
+
+#: What PostgreSQL cannot store, or people cannot read: control characters and lone surrogates.
+_NO_ADDRESS: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def checked_address(value: object, field: str) -> str:
+    """Return a name, or a key, of a step or signal as text.
 
     Raises:
-        InvalidJob: it is no text and no number.
+        InvalidJob: it is no text, nor a key that is a whole number; or the database could not keep
+            it.
     """
-    if isinstance(key, bool) or not isinstance(key, str | int):
-        raise InvalidJob("key", f"must be a text or a whole number, not {shown(key)}")
-    return str(key)
+    if field == "name" and not isinstance(value, str):
+        raise InvalidJob(field, f"must be a text, not {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidJob(field, f"must be a text or a whole number, not {shown(value)}")
+    if isinstance(value, int):
+        if not -(10**_ADDRESS_MOST) < value < 10**_ADDRESS_MOST:
+            raise InvalidJob(field, f"is out of range: {shown(value)}")
+        return str(value)
+    if not 1 <= len(value) <= _ADDRESS_MOST:
+        raise InvalidJob(field, f"has {len(value)} characters; 1 to {_ADDRESS_MOST} are possible")
+    if _NO_ADDRESS.search(value):
+        raise InvalidJob(field, f"has a control character or a lone surrogate: {shown(value)}")
+    return value
 
 
 def _checkpoints(rows: ResultRows) -> list[Checkpoint]:

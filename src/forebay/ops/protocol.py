@@ -16,6 +16,7 @@ from forebay._dataclass import dataclass
 from forebay.ops.claimed import NO_RAW_KINDS, ClaimedJob, RawKinds, claimed_jobs
 from forebay.ops.flows import ChildEnd, FlowEnd
 from forebay.ops.operation import Operation, ResultRows, nothing, scalar
+from forebay.ops.sendable import sendable_json
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
@@ -293,7 +294,7 @@ def open_lease(
             "lease": float(lease_seconds),
             "suspect": float(suspect_seconds),
             "version": latest_version(),
-            "details": None if details is None else json.dumps(details),
+            "details": None if details is None else sendable_json(details).decode(),
         },
     )
 
@@ -491,7 +492,7 @@ def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatu
     return Operation(
         "select status from forebay.settle_v1(%(lease)s, %(flushes)s::jsonb)",
         lambda rows: [row[0] for row in rows],
-        {"lease": lease_id, "flushes": msgspec.json.encode(flushes).decode()},
+        {"lease": lease_id, "flushes": sendable_json(flushes).decode()},
     )
 
 
@@ -538,7 +539,7 @@ def record_progress(lease_id: int, items: Sequence[ProgressReport]) -> Operation
     return Operation(
         "select forebay.record_progress_v1(%(lease)s, %(items)s::jsonb)",
         scalar,
-        {"lease": lease_id, "items": msgspec.json.encode(items).decode()},
+        {"lease": lease_id, "items": sendable_json(items).decode()},
     )
 
 
@@ -562,7 +563,7 @@ def report_breakers(
         {
             "worker": worker,
             "queues": list(queues),
-            "ended": msgspec.json.encode(ended).decode(),
+            "ended": sendable_json(ended).decode(),
         },
     )
 

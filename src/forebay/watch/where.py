@@ -12,6 +12,7 @@ from forebay.errors import InvalidJob, shown
 from forebay.model.archive import Family, FoundAs, JobAttempt, Whereabouts
 from forebay.model.flows import FlowState
 from forebay.model.status import JobHistory, JobStatus
+from forebay.model.text import whole_number
 from forebay.ops.archive import FAMILY
 from forebay.ops.flows import FLOW
 from forebay.ops.jobs import STATUS
@@ -102,13 +103,12 @@ def where(what: object) -> Operation[Whereabouts]:
     text = str(what)
     if not 1 <= len(text) <= 1000:
         raise InvalidJob("what", f"has {len(text)} characters, not 1 to 1000")
-    is_number = text.isascii() and text.isdigit() and len(text) <= 18
 
     def decode(rows: ResultRows) -> Whereabouts:
         ((answer,),) = rows
         return _whereabouts(text, msgspec.convert(json.loads(answer), _Answer))
 
-    return Operation(_WHERE, decode, {"what": text, "number": int(text) if is_number else None})
+    return Operation(_WHERE, decode, {"what": text, "number": whole_number(text)})
 
 
 def _of_ended(read: _Answer, found: list[Any]) -> list[Any]:

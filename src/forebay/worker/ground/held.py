@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -98,6 +98,8 @@ class Batch:
     counters: list[dict[str, Any]] = field(default_factory=list)
     #: The jobs that are done, or end so, and are children of a flow, by offset.
     children: dict[int, ChildEnd] = field(default_factory=dict)
+    #: The offsets of these jobs by their ids, until the batch ends.
+    child_offsets: dict[int, int] = field(default_factory=dict)
     #: Whether its settlement may make other jobs ready: it has ordering keys, or its queue has
     #: limits.
     frees_others: bool = False
@@ -161,6 +163,39 @@ class Batch:
         self.untouched = False
         self.done, self.millis, self.ended = [], [], self.ended[ended_most:]
         return flush
+
+    def note_child(self, offset: int, child: ChildEnd) -> None:
+        """Record what the parent of a job that is done learns of its end."""
+        self.children[offset] = child
+        self.child_offsets[child.job_id] = offset
+
+    def divided(self, flush: Flush) -> list[Flush]:
+        """Return a flush that the database refused as several: what is done, and each other
+        outcome alone.
+
+        The refused one was recorded under no circumstances, so its name may be used for a part.
+        """
+        children: dict[int | None, list[ChildEnd]] = {}
+        ended = {each.offset for each in flush.ended}
+        for child in [] if flush.children is msgspec.UNSET else flush.children:
+            offset = self.child_offsets.get(child.job_id)
+            children.setdefault(offset if offset in ended else None, []).append(child)
+        parts = []
+        if flush.done != []:
+            parts.append(replace(flush, ended=[], children=children.get(None, msgspec.UNSET)))
+        parts += [
+            Flush(
+                claim_no=self.claim_no,
+                flush_no=next(self.flush_nos),
+                done=[],
+                ended=[each],
+                children=children.get(each.offset, msgspec.UNSET),
+            )
+            for each in flush.ended
+        ]
+        if parts[0].done == []:
+            parts[0].counters = flush.counters
+        return parts
 
     def take_announced(self, offsets: list[int] | None) -> list[Announcement]:
         """Return the announcements of these offsets, or all, and forget them."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.config import listen_address
 from forebay.errors import ConfigError
 from forebay.forks import keep_from_copies
-from forebay.model.text import logger
+from forebay.model.text import logger, whole_number
 from forebay.watch.metrics import CONTENT_TYPE
 from forebay.worker.process._health import Health
 
@@ -259,7 +259,7 @@ class Reports:
             return None
         micros = environ.get("WATCHDOG_USEC", "")
         is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        seconds = int(micros) / 1e6 if micros.isdecimal() and is_ours else None
+        seconds = (whole_number(micros) or 0) / 1e6 if is_ours else None
         return cls(address, seconds or None)
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from forebay.db.address import parsed_address
 from forebay.db.session import Session
 from forebay.errors import ConfigError
 from forebay.forks import worker_runs
-from forebay.model.text import logger, replaced_controls
+from forebay.model.text import logger, replaced_controls, whole_number
 from forebay.ops import protocol
 from forebay.ops.maintenance import DUE
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE, SCHEDULES
@@ -400,9 +400,9 @@ class Worker:
             self._claimer.notify(message)
         elif message == DUE:
             self._maintenance.promote_soon()
-        elif message.removeprefix("-").isdecimal():
+        elif (duty := whole_number(message.removeprefix("-"))) is not None:
             # Not the name of a queue: a leader resigned.
-            self._assume_leaderless([int(message)])
+            self._assume_leaderless([-duty if message.startswith("-") else duty])
 
     # --- the end ---
 

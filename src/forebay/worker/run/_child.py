@@ -29,6 +29,7 @@ import msgspec
 
 from forebay.config import WorkerSettings
 from forebay.forks import keep_from_copies, worker_runs
+from forebay.ops.sendable import sendable_json
 from forebay.worker.ground.common import Common
 from forebay.worker.ground.held import Batch, HeldJob, Lease
 from forebay.worker.ground.log_format import log_to_stderr
@@ -134,7 +135,7 @@ class _PipeToParent:
         self.missing: set[int] = set()
 
     def send(self, answer: ChildReport) -> None:
-        self._writer.write(framed(msgspec.json.encode(answer)))
+        self._writer.write(framed(sendable_json(answer)))
         self.missing.discard(answer.offset)
 
     def answer_missing(self) -> None:
@@ -146,7 +147,7 @@ class _PipeToParent:
 
     def progress(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
         report = ChildReport(progress=(done, note), offset=helds[0].row.offset)
-        message = framed(msgspec.json.encode(report))
+        message = framed(sendable_json(report))
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._writer.write, message)
 

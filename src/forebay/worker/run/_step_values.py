@@ -19,7 +19,7 @@ from forebay.errors import (
     shown,
 )
 from forebay.model import checks
-from forebay.ops.flows import Checkpoint, FlowEnd, signal_key
+from forebay.ops.flows import Checkpoint, FlowEnd, checked_address
 from forebay.ops.results import kept
 from forebay.policy.retry import RetryPolicy, as_policy
 
@@ -36,8 +36,6 @@ FLOW_BYTES_MOST: Final = 16_777_216
 #: Jobs of one gather.
 CHILDREN_MOST: Final = 100_000
 
-_NAME_MOST: Final = 200
-
 #: The result of a step as JSON; unset for None.
 Json = msgspec.Raw | msgspec.UnsetType
 
@@ -47,7 +45,9 @@ def item_key(name: str, key: Callable[[Any], object], item: Any) -> str:
     found = key(item)
     if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
         raise StepRefused(name, f"has a key that is no text and no whole number: {shown(found)}")
-    return str(found)
+    text = checked_key(name, found)
+    assert text is not None
+    return text
 
 
 def checked_key(name: object, key: object) -> str | None:
@@ -59,17 +59,11 @@ def checked_key(name: object, key: object) -> str | None:
     for what, value in (("name", name), ("key", key)):
         if value is None and what == "key":
             continue
-        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if not isinstance(text, str) or (what == "name" and not isinstance(value, str)):
-            raise StepRefused(shown(name), f"has a {what} that is no text: {shown(value)}")
-        if not 1 <= len(text) <= _NAME_MOST or any(
-            ord(sign) < 32 or ord(sign) == 127 for sign in text
-        ):
-            raise StepRefused(
-                text[:40],
-                f"has a {what} of {len(text)} characters, or with control characters;"
-                f" 1 to {_NAME_MOST} are possible",
-            )
+        try:
+            checked_address(value, what)
+        except InvalidJob as error:
+            step = name[:40] if isinstance(name, str) else shown(name)
+            raise StepRefused(step, f"has a {what} that {error.problem}") from None
     return text_of(key)
 
 
@@ -86,7 +80,7 @@ def shown_step(name: str, key: str | None) -> str:
 def checked_signal_key(name: str, key: object) -> str:
     """Return the key of a signal as text."""
     try:
-        return signal_key(key)
+        return checked_address(key, "key")
     except InvalidJob as error:
         raise StepRefused(name, f"waits for a {error.field} that {error.problem}") from None
 

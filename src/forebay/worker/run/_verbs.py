@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -306,10 +307,15 @@ class Verbs:
                 shown_name, len(bad), len(ends), bad[0].job_id,
                 job_ids=tuple(end.job_id for end in bad[:20]),
             )  # fmt: skip
-        given = list(calls) if isinstance(calls, list | tuple) else []
+        # This attempt has not read them: a generator is a new one.
+        given = list(itertools.islice(calls, len(ends))) if isinstance(calls, Iterable) else []
         types: dict[str | None, Any] = {}
         results: list[Any] = []
         for place, end in enumerate(ends):
+            if end.outcome == "cancelled":
+                reason = end.problem and end.problem.removeprefix("it was cancelled ")
+                results.append(JobDied(end.job_id, reason=reason, is_cancelled=True))
+                continue
             if end.outcome != "done":
                 results.append(JobDied(end.job_id, reason=end.problem or end.outcome))
                 continue

@@ -5,7 +5,9 @@ Flushes of jobs that are simply done also keep a short distance, so that a few h
 do not cost as many calls. A flush is identified by (lease, claim_no, flush_no) and is repeated
 under the same name until it is answered: after a lost connection it is unknown whether it arrived,
 and a second arrival changes nothing. A flush that the database refuses is set aside and retried
-later, so that it does not block the others.
+later, so that it does not block the others. If it refuses a value, or if an outcome cannot be sent
+at all, a retry would end in the same way: then the flush is divided, and the job of that outcome
+becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ import random
 import time
 from typing import TYPE_CHECKING
 
+from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable, LeaseLost
 from forebay.model.text import logger
-from forebay.ops import protocol
 from forebay.ops.protocol import Ended, Flush
 from forebay.policy.backoff import reconnect_seconds
 from forebay.worker.ground.outage import Outage
+from forebay.worker.settle.bad_outcomes import settlement, without_bad_data
 from forebay.worker.settle.settlement_session import REST_SECONDS
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ class Settler:
         batch.millis += [millis if job.started_at == began else job.millis(now) for job in jobs]
         for job in jobs:
             if job.child is not None:
-                batch.children[job.row.offset] = job.child
+                batch.note_child(job.row.offset, job.child)
         self._mark_dirty(batch)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
@@ -110,12 +113,13 @@ class Settler:
             )
             if job.child is not None and ended.outcome == "done":
                 flush.children = [job.child]
+                job.batch.child_offsets[job.child.job_id] = job.row.offset
             self._solo.append((job.batch, flush))
             self._hurry.set()
             self._notice()
             return
         if job.child is not None and ended.outcome == "done":
-            job.batch.children[ended.offset] = job.child
+            job.batch.note_child(ended.offset, job.child)
         job.batch.ended.append(ended)
         self._hurry.set()
         self._mark_dirty(job.batch)
@@ -229,6 +233,9 @@ class Settler:
                 kept.append((batch, flush))
             except Exception as error:
                 log.warning("cannot settle batch %s: %s", flush.claim_no, error)
+                if Session.is_bad_data(error) and (parts := without_bad_data(batch, flush, error)):
+                    kept += parts
+                    continue
                 self._set_aside.append((batch, flush))
                 self._set_aside_until = time.monotonic() + _SET_ASIDE_SECONDS
         self._under_way = kept
@@ -240,9 +247,7 @@ class Settler:
                 self._announce(batch, flush, is_recorded=False)
             return
         try:
-            statuses = await self._session.run(
-                protocol.settle(lease.lease_id, [flush for _, flush in items])
-            )
+            statuses = await self._session.run(settlement(lease, items))
         except LeaseLost as error:
             log.warning("LeaseLost: %s; %s settlements had no effect", error, len(items))
             self.lease_lost(lease)
