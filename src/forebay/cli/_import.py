@@ -311,7 +311,7 @@ def _show(move: Move, farewell: str) -> None:
     for doubt in move.doubts:
         warn(doubt)
     if not move.is_done:
-        out.print(f"token {move.token}", style="dim")
+        out.print(f"token {move.token}", style="dim", soft_wrap=True)
         if move.jobs:
             out.print(
                 "→ run it again with --token instead of --dry-run; it writes this, or nothing",

@@ -16,6 +16,7 @@ from forebay.cli._commands import SETTINGS_PANEL, Together
 # The commands of other distributions declare theirs with these two.
 from forebay.cli._commands import argument as argument  # noqa: PLC0414
 from forebay.cli._commands import option as option  # noqa: PLC0414
+from forebay.cli._moment import counted_from, parted
 from forebay.errors import ConfigError, InvalidJob, shown
 
 Dsn = Annotated[
@@ -26,14 +27,15 @@ AppDir = Annotated[
 ]
 DryRun = Annotated[bool, option("--dry-run", "Change nothing; count the jobs, and show a token.")]
 Token = Annotated[
-    str | None, option("--token TOKEN", "The token of the dry run: act on its jobs only.")
+    str | None,
+    option("--token TOKEN", "The token of the dry run: act on its jobs only. Ages count from it."),
 ]
 Yes = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
 Json = Annotated[bool, option("--json", "Print one line of JSON.")]
 
 
 class _How(NamedTuple):
-    """How an act is done on many jobs."""
+    """How an act is done on many jobs; its token as the database made it."""
 
     dry_run: bool
     token: str | None
@@ -50,7 +52,7 @@ def _how(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> _How:
-    return _How(dry_run, token, yes, dsn, as_json)
+    return _How(dry_run, parted(token)[0], yes, dsn, as_json)
 
 
 How = Annotated[_How, Together(_how)]
@@ -135,8 +137,10 @@ def instant(text: str | None, name: str) -> datetime | None:
 def instant_or_age(text: str | None, name: str) -> datetime | None:
     """Return an instant from ISO 8601, or from an age: ``2h`` is two hours ago.
 
+    In a command with a token, it is two hours before the dry run.
+
     Raises:
-        ConfigError: the text is neither.
+        ConfigError: the text is neither, or the token carries no moment to count an age from.
     """
     if text is None:
         return None
@@ -144,10 +148,25 @@ def instant_or_age(text: str | None, name: str) -> datetime | None:
         ago = duration(text, name)
         assert ago is not None
         try:
-            return datetime.now(UTC) - ago
+            return counted_from(name) - ago
         except OverflowError:
             raise ConfigError(name, f"is {shown(text)}, too long", value=text) from None
     return instant(text, name)
+
+
+def instant_in(text: str, name: str) -> datetime:
+    """Return the instant that is a duration after now; in a command with a token, after its dry
+    run.
+
+    Raises:
+        ConfigError: the text is not a duration, or the token carries no moment to count from.
+    """
+    length = duration(text, name)
+    assert length is not None
+    try:
+        return counted_from(name) + length
+    except OverflowError:
+        raise ConfigError(name, f"is {shown(text)}, too long", value=text) from None
 
 
 def json_object(text: str | None, name: str) -> dict[str, Any]:
