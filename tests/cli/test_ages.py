@@ -134,3 +134,43 @@ def acts_with_tokens(group=program, path=()):
             yield from acts_with_tokens(found, (*path, name))
         elif any(option.name == "token" for option in found.params):
             yield " ".join((*path, name)), found
+
+
+@pytest.mark.parametrize(
+    ("digits", "date"),
+    [
+        ("20261201", "2026-12-01"),
+        ("20261201080000", "2026-12-01T08:00:00"),
+        ("99999999", "2026-12-01"),
+        ("123456789", "2026-12-01"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "jobs list --enqueued-after",
+        "jobs cancel --yes --enqueued-after",
+        "time-machine",
+        "events list --since",
+        "dead purge --yes --older-than",
+        "queues redact mail --yes --older-than",
+        "jobs reschedule --all --yes --in",
+    ],
+)
+def test_digits_that_may_be_a_date_or_seconds_are_refused(forebay, conn, words, digits, date):
+    """A date of ISO 8601 without hyphens was a number of seconds, and all jobs were taken."""
+    job = enqueue(conn, queue="mail")
+    answer = forebay(*words.split(), digits)
+    assert answer.code == 2, answer.out
+    assert f"{digits}s" in answer.err
+    assert date in answer.err
+    assert state(conn, job) == "ready"
+    assert forebay(*words.split(), f"{digits}s").code in (0, 2)
+
+
+def test_up_to_seven_digits_are_seconds(forebay, conn):
+    """Where a time is wanted only, a date needs no hyphens."""
+    enqueue(conn, queue="mail")
+    assert len(forebay("jobs", "list", "--enqueued-after", "9999999", "--json").json) == 1
+    words = ("jobs", "reschedule", "--all", "--at", "20261202", "--dry-run")
+    assert forebay(*words).code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -86,15 +86,19 @@ DiedBefore = Annotated[
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
+#: A date without hyphens, or seconds: 20261201.
+_DATE_OR_SECONDS: Final = re.compile(r"\d{8,}")
+
 #: What only JSON begins with, or a template: "{kind}", "{header:tenant}", "{{".
 _JSON_BEGINS: Final = re.compile(r"\s*(?:[\[\"]|\{(?!\{|\w+\}|header:[^{}]*\}))")
 
 
 def duration(text: str | None, name: str) -> timedelta | None:
-    """Return a duration from its short form; without a unit it is in seconds.
+    """Return a duration from its short form; without a unit it is in seconds, of up to seven
+    digits.
 
     Raises:
-        ConfigError: the text is not a duration.
+        ConfigError: the text is not a duration, or may be a date.
 
     >>> duration("90", "delay"), duration("1.5h", "delay")
     (datetime.timedelta(seconds=90), datetime.timedelta(seconds=5400))
@@ -102,6 +106,13 @@ def duration(text: str | None, name: str) -> timedelta | None:
     if text is None:
         return None
     matched = _DURATION.fullmatch(text.strip().lower())
+    if _DATE_OR_SECONDS.fullmatch(text.strip()):
+        raise ConfigError(
+            name,
+            f"is {shown(text)}, which may be a date or a number of seconds",
+            value=text,
+            hint=f"Write {text.strip()}s for seconds, {_hyphened(text.strip())} for a date.",
+        )
     if not matched or matched[2] not in _UNITS:
         raise ConfigError(
             name,
@@ -113,6 +124,16 @@ def duration(text: str | None, name: str) -> timedelta | None:
         return timedelta(seconds=float(matched[1]) * _UNITS[matched[2]])
     except OverflowError:
         raise ConfigError(name, f"is {shown(text)}, too long", value=text) from None
+
+
+def _hyphened(digits: str) -> str:
+    """Return the date or time that digits are in ISO 8601; a date as an example, if none."""
+    try:
+        if len(digits) == 8:
+            return date.fromisoformat(digits).isoformat()
+        return datetime.fromisoformat(f"{digits[:8]}T{digits[8:]}").isoformat()
+    except ValueError:
+        return "2026-12-01"
 
 
 def instant(text: str | None, name: str) -> datetime | None:
