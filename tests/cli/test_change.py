@@ -55,7 +55,6 @@ def test_a_filter_without_a_token_asks_first(forebay, conn, monkeypatch):
         (("jobs", "cancel", "1", "--all"), "give one of them"),
         (("jobs", "retry", "--state", "done", "--yes"), "not a state of an unfinished job"),
         (("jobs", "reschedule", "1"), "--at or --in is needed"),
-        (("jobs", "reschedule", "--queue", "q", "--in", "1h", "--dry-run"), "give --at"),
         (("jobs", "cancel", "--queue", "q", "--group", "g"), "--group needs the ids"),
     ],
 )

@@ -4,7 +4,9 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from unittest import mock
 
+import psycopg
 import pytest
 
 from forebay.moving.celery_words import timing_of
@@ -203,6 +205,59 @@ def test_periodic_tasks_become_schedules_and_a_clocked_one_a_job(forebay, conn, 
     assert [each["new"] for each in moved["waiting"]] == [0]
     broker = forebay(*TABLES, "--broker", "amqp", "--dry-run", "--json").json
     assert "prioritised" in {step["source_name"] for step in broker["schedules"]}
+
+
+@pytest.mark.slow
+def test_two_projects_of_django_do_not_own_each_others_schedules(forebay, conn, database, periodic):
+    """
+    The tables of one database name are those of two projects: neither changes nor ends what the
+    other has, and a name that both have is refused and told.
+    """
+    conn.execute("create schema eu")
+    for each in ("periodictask", "crontabschedule", "intervalschedule", "clockedschedule",
+                 "solarschedule"):  # fmt: skip
+        name = f"django_celery_beat_{each}"
+        conn.execute(f"create table eu.{name} as table public.{name}")
+    conn.execute("delete from eu.django_celery_beat_periodictask where name <> 'every morning'")
+
+    def stored():
+        found = forebay("schedules", "list", "--json").json
+        return [(each["name"], each["cron"], each["declared_by"]) for each in found]
+
+    forebay(*TABLES, "--yes")
+    before = stored()
+    source = psycopg.conninfo.make_conninfo(database, options="-csearch_path=eu")
+    second = forebay(*TABLES, "--from", source, "--yes", "--json").json
+    assert [(step["name"], step["action"]) for step in second["schedules"]] == [
+        ("every-morning", "conflict")
+    ]
+    assert "declared by import django-celery-beat" in second["schedules"][0]["detail"]
+    assert stored() == before
+    assert one(conn, "select count(*) from forebay.schedule where vanished_at is not null") == 0
+
+
+@pytest.mark.slow
+def test_two_celery_apps_at_one_place_are_told_apart(forebay, conn, monkeypatch):
+    """By the main name of the app, and where that is the same too, by --source."""
+    forebay(*BEAT, "--yes")
+    names = {each["name"] for each in forebay("schedules", "list", "--json").json}
+    beat = celery_app.conf.beat_schedule
+    only = {"evening": beat["hourly"], "often": beat["often"]}
+    with mock.patch.dict(beat, only, clear=True):
+        same = forebay(*BEAT, "--dry-run", "--json").json
+        named = forebay(*BEAT, "--source", "eu", "--dry-run", "--json").json
+        monkeypatch.setattr(celery_app, "main", "another")
+        other = forebay(*BEAT, "--yes", "--json").json
+    assert "vanished" in {step["action"] for step in same["schedules"]}
+    for move in (named, other):
+        actions = {step["name"]: step["action"] for step in move["schedules"]}
+        assert actions == {"evening": "create", "often": "conflict"}
+    after = {each["name"] for each in forebay("schedules", "list", "--json").json}
+    assert after == {*names, "evening"}
+    assert one(conn, "select count(*) from forebay.schedule where vanished_at is not null") == 0
+    for wrong in ("", "a b", "x:y", "a" * 61):
+        refused = forebay(*BEAT, "--source", wrong, "--dry-run")
+        assert (refused.code, "--source" in refused.err) == (2, True)
 
 
 def test_a_database_without_the_tables_is_refused(forebay):

@@ -6,11 +6,14 @@ import os
 from datetime import UTC, datetime, timedelta
 
 import celery
+import psycopg
 import pytest
 import redis
 import rq
+from psycopg import sql
 from rq.serializers import JSONSerializer
 
+from forebay.embedded import temporary_server
 from forebay.errors import DatabaseUnavailable
 from forebay.moving import write
 from tests.support.engine import one
@@ -252,6 +255,136 @@ def test_jobs_of_pgqueuer_are_read_where_their_payload_is_an_object(forebay, con
     assert (first["priority"], first["args"], first["state"]) == (93, {}, "scheduled")
     assert second["args"] == {"user_id": 1, "text": "grüß"}
     assert one(conn, "select count(*) from pgqueuer") == 3
+
+
+#: As procrastinate makes it, as far as an import reads it.
+WAITING = """\
+create table {0}procrastinate_jobs (id bigint generated always as identity, queue_name text,
+    task_name text, priority integer default 0, lock text, args jsonb, status text default 'todo',
+    scheduled_at timestamptz);
+insert into {0}procrastinate_jobs (queue_name, task_name, args)
+select 'mail', 'tasks.send', jsonb_build_object('user_id', n) from generate_series(1, 3) n"""
+
+
+def imported(forebay, *call):
+    """How many jobs an import has written, and how many it says are here."""
+    found = forebay("import", *call, "--yes", "--json").json["waiting"]
+    return sum(each["new"] for each in found), sum(each["known"] for each in found)
+
+
+@pytest.fixture
+def second_server(pg_bin, database):
+    """Another server with a database of the same name."""
+    with temporary_server(pg_bin) as server:
+        name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+        with psycopg.connect(server.dsn(), autocommit=True) as conn:
+            conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        yield server.dsn(name)
+
+
+@pytest.mark.slow
+def test_tables_of_two_servers_whose_databases_have_one_name_are_two(
+    forebay, conn, database, second_server
+):
+    """The ids of each begin at 1, and no job of one is taken for that of the other."""
+    conn.execute(WAITING.format(""))
+    with psycopg.connect(second_server, autocommit=True) as second:
+        second.execute(WAITING.format(""))
+    for source in (database, second_server):
+        assert imported(forebay, "procrastinate", "--from", source) == (3, 0)
+        assert imported(forebay, "procrastinate", "--from", source) == (0, 3)
+
+
+def test_tables_of_two_schemas_are_two(forebay, conn, database):
+    for schema in ("eu", "us"):
+        conn.execute(f"create schema {schema}")
+        conn.execute(WAITING.format(f"{schema}."))
+    for schema in ("eu", "us"):
+        source = psycopg.conninfo.make_conninfo(database, options=f"-csearch_path={schema}")
+        assert imported(forebay, "procrastinate", "--from", source) == (3, 0)
+        assert imported(forebay, "procrastinate", "--from", source) == (0, 3)
+
+
+def test_the_ids_of_an_emptied_table_begin_again(forebay, conn):
+    """Another job under the number of one that was imported is no job that is here."""
+    conn.execute(WAITING.format(""))
+    assert imported(forebay, "procrastinate") == (3, 0)
+    conn.execute("truncate procrastinate_jobs restart identity")
+    conn.execute(
+        "insert into procrastinate_jobs (queue_name, task_name, args)"
+        " values ('mail', 'tasks.send', '{\"user_id\": 9}')"
+    )
+    assert imported(forebay, "procrastinate") == (1, 0)
+
+
+def test_a_role_that_may_not_read_the_identifier_of_the_cluster_imports(forebay, conn):
+    """The keys have a digest of their contents, so a job is taken for the same job only."""
+    conn.execute(WAITING.format(""))
+    conn.execute("create role reader_of_jobs login")
+    try:
+        conn.execute("revoke execute on function pg_control_system() from public")
+        conn.execute("grant select on procrastinate_jobs to reader_of_jobs")
+        dsn = psycopg.conninfo.make_conninfo(conn.info.dsn, user="reader_of_jobs")
+        assert imported(forebay, "procrastinate", "--from", dsn) == (3, 0)
+        assert imported(forebay, "procrastinate", "--from", dsn) == (0, 3)
+    finally:
+        conn.execute("drop owned by reader_of_jobs; drop role reader_of_jobs")
+
+
+def test_arguments_that_are_nested_too_deeply_are_named(forebay, conn):
+    """And the other jobs are written."""
+    conn.execute(WAITING.format(""))
+    conn.execute(
+        "update procrastinate_jobs set args = jsonb_build_object('a',"
+        " (repeat('[', 3000) || repeat(']', 3000))::jsonb) where id = 2"
+    )
+    plan = forebay("import", "procrastinate", "--dry-run", "--json").json
+    assert [each["reason"] for each in plan["refused"]] == ["its arguments are nested too deeply"]
+    assert [each["new"] for each in plan["waiting"]] == [2]
+
+
+@pytest.mark.slow
+def test_messages_of_celery_with_one_chosen_id_are_each_a_job(forebay, address, client, shop):
+    """Also those of another Redis; a message that a Redis has twice is named as a double."""
+    client.flushdb()
+    for user_id in (1, 2, 2):
+        shop.send.apply_async(kwargs={"user_id": user_id}, task_id="chosen")
+    call = ("celery", "--broker", address)
+    assert imported(forebay, *call) == (3, 0)
+    other = address.replace(f"/{DATABASE}", f"/{DATABASE + 1}")
+    with redis.Redis.from_url(other) as elsewhere:
+        elsewhere.flushdb()
+        with celery.Celery("shop", broker=other, set_as_current=False) as second:
+            second.send_task("tasks.send", kwargs={"user_id": 1}, task_id="chosen")
+        assert imported(forebay, "celery", "--broker", other) == (1, 0)
+    assert imported(forebay, *call) == (0, 3)
+    # A message that a worker gives back is the same one; a copy of it is a double.
+    given_back = json.loads(client.lindex("celery", 0))
+    given_back["headers"]["redelivered"] = True
+    given_back["properties"]["delivery_info"]["redelivered"] = True
+    client.rpush("celery", json.dumps(given_back))
+    plan = forebay("import", *call, "--yes", "--json").json
+    assert [(each["new"], each["known"]) for each in plan["waiting"]] == [(0, 3)]
+    (double,) = plan["refused"]
+    assert (double["name"], "twice" in double["reason"]) == ("tasks.send chosen", True)
+    assert len(jobs(forebay)) == 4
+
+
+@pytest.mark.slow
+def test_jobs_of_rq_with_one_chosen_id_are_each_a_job(forebay, address, client):
+    """One that ran and was made anew, and that of another Redis; one that waits twice is named."""
+    call = ("rq", "--redis", address)
+    queue = rq.Queue(connection=client, serializer=JSONSerializer)
+    queue.enqueue("tasks.send", user_id=1, job_id="chosen")
+    assert imported(forebay, *call) == (1, 0)
+    client.flushdb()
+    queue.enqueue("tasks.send", user_id=1, job_id="chosen")
+    assert imported(forebay, *call) == (1, 0)
+    client.rpush("rq:queue:default", "chosen")
+    plan = forebay("import", *call, "--yes", "--json").json
+    assert [(each["new"], each["known"]) for each in plan["waiting"]] == [(0, 1)]
+    assert ["twice" in each["reason"] for each in plan["refused"]] == [True]
+    assert len(jobs(forebay)) == 2
 
 
 def test_a_source_that_is_not_there_is_named(forebay):

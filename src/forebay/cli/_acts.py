@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from forebay.cli._moment import check_ages, with_moment
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import How, confirmed
@@ -48,16 +49,19 @@ def agreed(
 
     Raises:
         SystemExit: it was a dry run, or the person did not agree.
+        ConfigError: the token is that of a dry run with an age, and the command has none.
     """
+    check_ages()
     if not how.dry_run and (how.yes or how.token or named):
         return how.token
     with patience("counting"):
         plan = count()
     if how.dry_run:
+        found = with_moment(plan)
         if how.as_json:
-            print_json(plan)
+            print_json(found)
         else:
-            show(plan)
+            show(found)
         raise SystemExit(ExitCode.DONE)
     if (plan.jobs or if_none) and not confirmed(question(plan)):
         raise SystemExit(ExitCode.FAILED)

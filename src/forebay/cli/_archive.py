@@ -27,7 +27,7 @@ from forebay.cli.options import (
     ToGroup,
     instant_or_age,
 )
-from forebay.cli.output import ago, facts_table, moment, print_json, state_text, table
+from forebay.cli.output import ago, copied, facts_table, moment, print_json, state_text, table
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.change import JobFilter
@@ -126,7 +126,7 @@ def _print_plan(plan: ReplayPlan) -> None:
         rows.add_row("enqueued", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
     if plan.redacted:
         rows.add_row("left out", f"{counted(plan.redacted, 'job')}: their arguments were erased")
-    rows.add_row("token", plan.token)
+    rows.add_row("token", copied(plan.token))
     console().print(rows)
 
 

@@ -14,7 +14,7 @@ from forebay.cli._database import client_of
 from forebay.cli._patience import patience
 from forebay.cli._served import client_for, warn
 from forebay.cli.options import How, duration, json_object, pair
-from forebay.cli.output import facts_table, print_json
+from forebay.cli.output import copied, facts_table, print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError, shown
 from forebay.model import JobOptionChanges
@@ -256,7 +256,7 @@ def print_plan(plan: BackfillPlan, what: str = "jobs") -> None:
         "waiting already" if what == "jobs" else "jobs that wait",
         f"{plan.waiting:,}, {plan.waiting_alike:,} with the same priority",
     )
-    facts.add_row("token", plan.token)
+    facts.add_row("token", copied(plan.token))
     out = console()
     out.print(facts)
     out.print(

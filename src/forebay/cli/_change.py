@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from forebay.cli._acts import agreed
@@ -11,8 +10,8 @@ from forebay.cli._commands import Given, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import AGE, Group, How, duration, instant, instant_or_age
-from forebay.cli.output import ago, facts_table, print_json
+from forebay.cli.options import AGE, Group, How, instant, instant_in, instant_or_age
+from forebay.cli.output import ago, copied, facts_table, print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.change import ChangeAct, ChangePlan, ChangeResult, JobFilter
@@ -132,16 +131,11 @@ def reschedule(
     """Let waiting jobs start at another time, by their ids or by a filter.
 
     Ready jobs with an ordering key stay, because they would lose their place, and so do jobs that
-    would expire before. The token of a dry run covers the time: give --at.
+    would expire before. With the token of a dry run, --in counts from that dry run.
     """
     if (at is None) == (in_ is None):
         raise ConfigError("--at", "or --in is needed: give exactly one of them")
-    if in_ is not None and (how.dry_run or how.token is not None):
-        raise ConfigError(
-            "--in", "has another time at each call", hint="The token covers the time: give --at."
-        )
-    delay = duration(in_, "--in")
-    run_at = instant(at, "--at") if delay is None else datetime.now(UTC) + delay
+    run_at = instant(at, "--at") if in_ is None else instant_in(in_, "--in")
     _act("reschedule", which, how,
          lambda client, **more: client.reschedule_matching(which, run_at=run_at, **more),
          run_at=run_at)  # fmt: skip
@@ -258,7 +252,7 @@ def _print_plan(act: ChangeAct, plan: ChangePlan) -> None:
             rows.add_row(answer, f"{counted(count, 'job')}, {_MEANINGS[answer]}")
     if plan.jobs:
         rows.add_row("enqueued", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
-    rows.add_row("token", plan.token)
+    rows.add_row("token", copied(plan.token))
     out = console()
     out.print(rows)
     if plan.jobs:

@@ -31,6 +31,7 @@ from forebay.cli.options import (
 from forebay.cli.output import (
     ago,
     attempt_of,
+    copied,
     facts_table,
     failure_headline,
     json_text,
@@ -438,7 +439,7 @@ def _print_redrive_plan(plan: RedrivePlan) -> None:
     rows.add_row("would redrive", Text(counted(plan.jobs, "dead letter"), "bold"))
     if plan.jobs:
         rows.add_row("died", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
-    rows.add_row("token", plan.token)
+    rows.add_row("token", copied(plan.token))
     console().print(rows)
 
 
@@ -506,7 +507,7 @@ def _print_purge_plan(plan: PurgePlan) -> None:
     if plan.jobs:
         rows.add_row("redriven", f"{plan.redriven:,} of them")
         rows.add_row("died", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
-    rows.add_row("token", plan.token)
+    rows.add_row("token", copied(plan.token))
     console().print(rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from forebay.cli._served import warn
 from forebay.cli.options import AppDir, How
 from forebay.cli.output import print_json, table
 from forebay.cli.text import Text, console
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, shown
 from forebay.model.text import counted, replaced_controls
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from forebay.moving.write import Move
 
 commands = Commands()
+
+_SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
 
 _STYLES = {"conflict": "bold yellow", "kept": "yellow", "vanished": "yellow", "same": "dim"}
 _WORDS = {
@@ -75,10 +78,17 @@ Broker = Annotated[
 ]
 
 
+SourceName = Annotated[
+    str | None,
+    option("--source NAME", "Name of the source, to tell it from others that look alike."),
+]
+
+
 @commands.add("celery-beat")
 def celery_beat(
     celery_app: Annotated[str, argument("MODULE:APP", "The Celery app: proj.celery:app.")],
     *,
+    name: SourceName = None,
     target: Target,
     how: How,
 ) -> None:
@@ -89,9 +99,10 @@ def celery_beat(
     """
     from forebay.moving.celery_beat import CeleryBeat
 
+    name = _checked_source(name)
     _needs("celery", "celery")
     found = _attribute(celery_app, target.app_dir)
-    _move(CeleryBeat(found, celery_app), target, how)
+    _move(CeleryBeat(found, celery_app, name), target, how)
 
 
 @commands.add("django-celery-beat")
@@ -101,6 +112,7 @@ def django_celery_beat(
         str | None, option("--from ADDRESS", "Django's database. Default: that of Forebay.")
     ] = None,
     broker: Broker = None,
+    name: SourceName = None,
     target: Target,
     how: How,
 ) -> None:
@@ -112,12 +124,13 @@ def django_celery_beat(
     from forebay.moving.celery_words import order_of
     from forebay.moving.django_celery_beat import DjangoCeleryBeat
 
+    name = _checked_source(name)
     _needs("celery", "celery")
     address = address_of(how.dsn) if source is None else source
     order = order_of(broker)
     if broker is not None and order is None:
         raise ConfigError("--broker", "is neither redis nor amqp", value=broker)
-    _move(DjangoCeleryBeat(lambda operation: run(address, operation), order), target, how)
+    _move(DjangoCeleryBeat(lambda operation: run(address, operation), order, name), target, how)
 
 
 @commands.add("celery")
@@ -203,6 +216,22 @@ def _of_table(
 
     address = address_of(how.dsn) if source is None else source
     _move(SqlQueue(library, lambda operation: run(address, operation), queue), target, how)
+
+
+def _checked_source(name: str | None) -> str | None:
+    """Return the name of a source as it may be; it cannot be mistaken for the place of another.
+
+    Raises:
+        ConfigError: it is longer, or has other characters.
+    """
+    if name is None or _SOURCE_NAME.fullmatch(name):
+        return name
+    raise ConfigError(
+        "--source",
+        f"is {shown(name)}, not a name of 1 to 60 letters, digits and _ . -",
+        value=name,
+        hint="Name the project: --source shop-eu.",
+    )
 
 
 def _needs(module: str, extra: str) -> None:
@@ -311,7 +340,7 @@ def _show(move: Move, farewell: str) -> None:
     for doubt in move.doubts:
         warn(doubt)
     if not move.is_done:
-        out.print(f"token {move.token}", style="dim")
+        out.print(f"token {move.token}", style="dim", soft_wrap=True)
         if move.jobs:
             out.print(
                 "→ run it again with --token instead of --dry-run; it writes this, or nothing",

@@ -13,7 +13,7 @@ from forebay.cli._groups import are_closed
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, How, Json, Yes, confirmed, instant_or_age
-from forebay.cli.output import facts_table, print_json
+from forebay.cli.output import copied, facts_table, print_json
 from forebay.cli.text import console
 from forebay.model.change import JobFilter
 from forebay.model.groups import DroppedQueue
@@ -138,5 +138,5 @@ def _print_plan(plan: _Drop) -> None:
     rows.add_row("running", counted(plan.running, "job"))
     rows.add_row("groups", ", ".join(plan.groups) or "none")
     rows.add_row("settings", ", ".join(plan.settings) or "none")
-    rows.add_row("token", plan.token)
+    rows.add_row("token", copied(plan.token))
     console().print(rows)

@@ -236,7 +236,7 @@ def backfill(
         lambda: client.backfill_schedule(name, begin, until),
         lambda plan: f"Enqueue {counted(plan.jobs, 'job')} of schedule {name}?",
         lambda plan: console().print(
-            f"{plan.jobs:,} jobs; to enqueue them, add --token {plan.token}"
+            f"{plan.jobs:,} jobs; to enqueue them, add --token {plan.token}", soft_wrap=True
         ),
     )
     with patience("backfill", "nothing is enqueued: run the same command again"):

@@ -10,7 +10,7 @@ from forebay.cli._database import client_of
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, How, Json, Limit, instant_or_age
-from forebay.cli.output import ago, facts_table, one_line, print_json
+from forebay.cli.output import ago, copied, facts_table, one_line, print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.text import counted, signal_name
@@ -204,7 +204,7 @@ def _print_stop_plan(plan: StopPlan) -> None:
     if len(plan.workers) > 20:
         rows.add_row("", f"and {len(plan.workers) - 20:,} more")
     rows.add_row("that run", counted(plan.jobs, "job"))
-    rows.add_row("token", plan.token)
+    rows.add_row("token", copied(plan.token))
     console().print(rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from forebay.cli._commands import SETTINGS_PANEL, Together
 # The commands of other distributions declare theirs with these two.
 from forebay.cli._commands import argument as argument  # noqa: PLC0414
 from forebay.cli._commands import option as option  # noqa: PLC0414
+from forebay.cli._moment import counted_from, parted
 from forebay.errors import ConfigError, InvalidJob, shown
 
 Dsn = Annotated[
@@ -26,14 +27,15 @@ AppDir = Annotated[
 ]
 DryRun = Annotated[bool, option("--dry-run", "Change nothing; count the jobs, and show a token.")]
 Token = Annotated[
-    str | None, option("--token TOKEN", "The token of the dry run: act on its jobs only.")
+    str | None,
+    option("--token TOKEN", "The token of the dry run: act on its jobs only. Ages count from it."),
 ]
 Yes = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
 Json = Annotated[bool, option("--json", "Print one line of JSON.")]
 
 
 class _How(NamedTuple):
-    """How an act is done on many jobs."""
+    """How an act is done on many jobs; its token as the database made it."""
 
     dry_run: bool
     token: str | None
@@ -50,7 +52,7 @@ def _how(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> _How:
-    return _How(dry_run, token, yes, dsn, as_json)
+    return _How(dry_run, parted(token)[0], yes, dsn, as_json)
 
 
 How = Annotated[_How, Together(_how)]
@@ -84,15 +86,19 @@ DiedBefore = Annotated[
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
+#: A date without hyphens, or seconds: 20261201.
+_DATE_OR_SECONDS: Final = re.compile(r"\d{8,}")
+
 #: What only JSON begins with, or a template: "{kind}", "{header:tenant}", "{{".
 _JSON_BEGINS: Final = re.compile(r"\s*(?:[\[\"]|\{(?!\{|\w+\}|header:[^{}]*\}))")
 
 
 def duration(text: str | None, name: str) -> timedelta | None:
-    """Return a duration from its short form; without a unit it is in seconds.
+    """Return a duration from its short form; without a unit it is in seconds, of up to seven
+    digits.
 
     Raises:
-        ConfigError: the text is not a duration.
+        ConfigError: the text is not a duration, or may be a date.
 
     >>> duration("90", "delay"), duration("1.5h", "delay")
     (datetime.timedelta(seconds=90), datetime.timedelta(seconds=5400))
@@ -100,6 +106,13 @@ def duration(text: str | None, name: str) -> timedelta | None:
     if text is None:
         return None
     matched = _DURATION.fullmatch(text.strip().lower())
+    if _DATE_OR_SECONDS.fullmatch(text.strip()):
+        raise ConfigError(
+            name,
+            f"is {shown(text)}, which may be a date or a number of seconds",
+            value=text,
+            hint=f"Write {text.strip()}s for seconds, {_hyphened(text.strip())} for a date.",
+        )
     if not matched or matched[2] not in _UNITS:
         raise ConfigError(
             name,
@@ -111,6 +124,16 @@ def duration(text: str | None, name: str) -> timedelta | None:
         return timedelta(seconds=float(matched[1]) * _UNITS[matched[2]])
     except OverflowError:
         raise ConfigError(name, f"is {shown(text)}, too long", value=text) from None
+
+
+def _hyphened(digits: str) -> str:
+    """Return the date or time that digits are in ISO 8601; a date as an example, if none."""
+    try:
+        if len(digits) == 8:
+            return date.fromisoformat(digits).isoformat()
+        return datetime.fromisoformat(f"{digits[:8]}T{digits[8:]}").isoformat()
+    except ValueError:
+        return "2026-12-01"
 
 
 def instant(text: str | None, name: str) -> datetime | None:
@@ -135,8 +158,10 @@ def instant(text: str | None, name: str) -> datetime | None:
 def instant_or_age(text: str | None, name: str) -> datetime | None:
     """Return an instant from ISO 8601, or from an age: ``2h`` is two hours ago.
 
+    In a command with a token, it is two hours before the dry run.
+
     Raises:
-        ConfigError: the text is neither.
+        ConfigError: the text is neither, or the token carries no moment to count an age from.
     """
     if text is None:
         return None
@@ -144,10 +169,25 @@ def instant_or_age(text: str | None, name: str) -> datetime | None:
         ago = duration(text, name)
         assert ago is not None
         try:
-            return datetime.now(UTC) - ago
+            return counted_from(name) - ago
         except OverflowError:
             raise ConfigError(name, f"is {shown(text)}, too long", value=text) from None
     return instant(text, name)
+
+
+def instant_in(text: str, name: str) -> datetime:
+    """Return the instant that is a duration after now; in a command with a token, after its dry
+    run.
+
+    Raises:
+        ConfigError: the text is not a duration, or the token carries no moment to count from.
+    """
+    length = duration(text, name)
+    assert length is not None
+    try:
+        return counted_from(name) + length
+    except OverflowError:
+        raise ConfigError(name, f"is {shown(text)}, too long", value=text) from None
 
 
 def json_object(text: str | None, name: str) -> dict[str, Any]:

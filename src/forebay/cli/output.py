@@ -67,6 +67,11 @@ def facts_table() -> Table:
     return made
 
 
+def copied(text: str) -> Text:
+    """Return what a person copies, as a cell of the last column: it is one line in each width."""
+    return Text(text, overflow="keep")
+
+
 def state_text(state: str) -> Text:
     """Return a state in its colour."""
     return Text(state, style=STATE_STYLES.get(state, "default"))

@@ -61,7 +61,8 @@ class Text:
 
     Args:
         no_wrap: show the beginning of each line only.
-        overflow: ``ellipsis`` marks what is cut.
+        overflow: ``ellipsis`` marks what is cut; ``keep`` neither cuts nor breaks a line, so that
+            it can be copied: the terminal breaks it.
     """
 
     __slots__ = ("no_wrap", "overflow", "parts", "style")
@@ -125,7 +126,9 @@ class Text:
         for line in self.plain.split("\n"):
             end = start + len(line)
             one = self[start:end]
-            if not self.no_wrap:
+            if self.overflow == "keep":
+                found.append(one)
+            elif not self.no_wrap:
                 places = [0, *_breaks(line, width), len(line)]
                 found += [_trimmed(one[a:b]) for a, b in itertools.pairwise(places)]
             elif cell_len(line) <= width:
@@ -237,7 +240,15 @@ class Table:
         if any(column.header for column in columns):
             rows = [[Text(column.header, "bold dim") for column in columns], *rows]
         most = [
-            max((cell_len(line) for row in rows for line in row[at].plain.split("\n")), default=0)
+            max(
+                (
+                    cell_len(line)
+                    for row in rows
+                    if row[at].overflow != "keep"
+                    for line in row[at].plain.split("\n")
+                ),
+                default=0,
+            )
             for at in range(len(columns))
         ]
         widths = _fitting(

@@ -10,7 +10,14 @@ import celery
 
 from forebay.errors import ConfigError, shown
 from forebay.moving.celery_words import options_of, order_of, timing_of
-from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work
+from forebay.moving.found import (
+    FoundJob,
+    FoundSchedule,
+    Refused,
+    UnkeptError,
+    Work,
+    owner_of,
+)
 
 
 class CeleryBeat:
@@ -19,18 +26,19 @@ class CeleryBeat:
     Args:
         app: a ``celery.Celery``.
         place: where it was found.
+        source: its name; None: its place, and the main name of the app.
 
     Raises:
         ConfigError: it is not a Celery app.
     """
 
-    def __init__(self, app: Any, place: str) -> None:
+    def __init__(self, app: Any, place: str, source: str | None = None) -> None:
         if not isinstance(app, celery.Celery):
             raise ConfigError(
                 "MODULE:APP", f"names {place}, which is {shown(app)} and not a celery.Celery"
             )
         self._app = app
-        self.label = f"import celery-beat {place}"
+        self.label = owner_of("celery-beat", source, f"{place} {app.main or ''}".rstrip())
         self.farewell = (
             "stop beat first, and take the schedules out of beat_schedule: both would run them"
         )

@@ -9,7 +9,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from forebay.errors import shown
-from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work
+from forebay.moving.found import (
+    FoundJob,
+    FoundSchedule,
+    Refused,
+    UnkeptError,
+    Work,
+    digest_of,
+)
 from forebay.moving.redis_words import list_from_tail, opened, place_of, reading
 
 #: Redis has a list for each of these; the name of the first is that of the queue.
@@ -18,6 +25,8 @@ _SEPARATOR: Final = "\x06\x16"
 #: Messages that workers have taken and not acknowledged, among them those with an eta.
 _UNACKED: Final = "unacked"
 _BODY_PARTS: Final = 3
+#: Characters of a task's id in the key of its job.
+_ID_SHOWN: Final = 100
 
 
 class CeleryRedis:
@@ -53,7 +62,7 @@ class CeleryRedis:
         for raw in self._client.hvals(_UNACKED):
             try:
                 message, _, routing_key = json.loads(raw)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 continue
             if routing_key == self._queue:
                 yield Refused(
@@ -107,7 +116,7 @@ def _job(message: Any) -> FoundJob:
     priority = properties.get("priority")
     return FoundJob(
         name=_name(message),
-        source_id=f"celery:{task_id}",
+        source_id=f"celery:{task_id[:_ID_SHOWN]}:{_digest(message)}",
         work=Work(
             task=task,
             positional=tuple(positional),
@@ -117,6 +126,20 @@ def _job(message: Any) -> FoundJob:
         ),
         run_at=_instant(headers.get("eta"), "eta"),
         expires_at=expires_at,
+    )
+
+
+def _digest(message: Any) -> str:
+    """Return a digest of what a message has as long as it waits, also when a worker gives it back.
+
+    An id may be chosen, and be that of several messages; each has another delivery tag, made when
+    it was sent.
+    """
+    headers, properties = message["headers"], message["properties"]
+    return digest_of(
+        *(str(headers.get(name)) for name in ("id", "task", "eta", "expires", "retries")),
+        str(message.get("body")),
+        str(properties.get("delivery_tag")),
     )
 
 

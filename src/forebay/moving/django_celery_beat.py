@@ -13,7 +13,15 @@ from celery import schedules
 
 from forebay.errors import ConfigError
 from forebay.moving.celery_words import Order, headers_of, priority_of, timing_of
-from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work, instant_of
+from forebay.moving.found import (
+    FoundJob,
+    FoundSchedule,
+    Refused,
+    UnkeptError,
+    Work,
+    instant_of,
+    owner_of,
+)
 from forebay.moving.sql_words import place_of
 from forebay.ops.operation import Operation
 from forebay.ops.records import rows_as
@@ -30,7 +38,7 @@ select jsonb_build_object(
     'crontab', case when c.id is not null then jsonb_build_array(
         c.minute, c.hour, c.day_of_week, c.day_of_month, c.month_of_year) end,
     'timezone', c.timezone::text, 'every', i.every, 'period', i.period,
-    'clocked', k.clocked_time, 'gone', k.clocked_time <= now(), 'database', current_database()
+    'clocked', k.clocked_time, 'gone', k.clocked_time <= now()
     )::text
 from django_celery_beat_periodictask p
 left join django_celery_beat_crontabschedule c on c.id = p.crontab_id
@@ -69,7 +77,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     period: str | None
     clocked: str | None
     gone: bool | None
-    database: str
 
 
 def periodic_tasks() -> Operation[list[Row]]:
@@ -83,23 +90,30 @@ class DjangoCeleryBeat:
     Args:
         run: runs an operation there.
         order: which priority goes first at the broker; None: not known.
+        source: its name; None: that of the database, and what tells its table from others.
 
     Raises:
         ConfigError: the tables are not there.
     """
 
-    def __init__(self, run: Callable[[Operation[Any]], Any], order: Order | None) -> None:
-        database, is_there = run(place_of("django_celery_beat_periodictask"))
-        if not is_there:
+    def __init__(
+        self,
+        run: Callable[[Operation[Any]], Any],
+        order: Order | None,
+        source: str | None = None,
+    ) -> None:
+        place = place_of(run, "django_celery_beat_periodictask")
+        if place.table is None:
             raise ConfigError(
                 "--from",
-                f"leads to database {database}, where the search path shows no table of "
+                f"leads to database {place.database}, where the search path shows no table of "
                 "django-celery-beat",
                 hint="Give the address of Django's database: --from postgresql://...",
             )
         self._run = run
         self._order = order
-        self.label = f"import django-celery-beat {database}"
+        self._identity = place.identity
+        self.label = owner_of("django-celery-beat", source, f"{place.database} {place.short}")
         self.farewell = (
             "stop beat first, and disable the periodic tasks in Django's admin: both would run them"
         )
@@ -128,7 +142,7 @@ class DjangoCeleryBeat:
             run_at = instant_of(row.clocked)
             return FoundJob(
                 name=row.name,
-                source_id=f"django-celery-beat:{row.database}:{row.id}:{row.clocked}",
+                source_id=f"django-celery-beat:{self._identity}:{row.id}:{row.clocked}",
                 work=work,
                 run_at=run_at,
                 expires_at=(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from forebay._dataclass import dataclass
+
+#: Characters of an owner, as forebay.apply_schedules() takes it.
+_OWNER_MAX: Final = 200
 
 
 class UnkeptError(Exception):
@@ -24,6 +28,21 @@ def instant_of(text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise UnkeptError(f"its time is {text}") from None
+
+
+def digest_of(*parts: str | bytes | float | None) -> str:
+    """Return a digest of what a job or a place is known by: 16 characters."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def owner_of(command: str, source: str | None, place: str) -> str:
+    """Return the owner of the schedules of a source: its name, if it has one, else its place."""
+    if source is not None:
+        return f"import {command} {source}"
+    owner = f"import {command} {place}"
+    if owner.isprintable() and len(owner) <= _OWNER_MAX:
+        return owner
+    return f"import {command} {digest_of(place)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +99,9 @@ class FoundJob:
 
     Attributes:
         name: for people.
-        source_id: the same at each reading, and of no other job of the source.
+        source_id: the same at each reading, and of no other job of any source: an id that a
+            person may choose, or a counter that may begin again, has a digest of what never
+            changes of the job beside it.
         work: what it runs.
         run_at: the earliest start; None: now.
         expires_at: from then on it is not started; None: never.

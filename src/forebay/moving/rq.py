@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work
+from forebay.moving.found import (
+    FoundJob,
+    FoundSchedule,
+    Refused,
+    UnkeptError,
+    Work,
+    digest_of,
+)
 from forebay.moving.redis_words import list_from_head, opened, place_of, reading
 
 #: What makes a job more than a call, and what it is then.
@@ -23,6 +30,8 @@ _MORE: Final = {
     b"rate_limit_key": "has a rate limit: declare key_rate at the queue",
 }
 _PARTS: Final = 4
+#: Characters of a job's id in the key of its job here.
+_ID_SHOWN: Final = 100
 
 
 class Rq:
@@ -88,7 +97,9 @@ class Rq:
                 raise UnkeptError(f"it has expired, at {expires_at.isoformat()}")
         return FoundJob(
             name=f"{task} {name}",
-            source_id=f"rq:{name}",
+            # An id may be chosen, and be that of another job later, or in another Redis.
+            source_id=f"rq:{name[:_ID_SHOWN]}:"
+            + digest_of(name, facts[b"data"], facts.get(b"created_at")),
             work=Work(task=task, positional=tuple(positional), named=named),
             run_at=run_at,
             expires_at=expires_at,

@@ -11,7 +11,15 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.model import checks
-from forebay.moving.found import FoundJob, FoundSchedule, Refused, UnkeptError, Work, instant_of
+from forebay.moving.found import (
+    FoundJob,
+    FoundSchedule,
+    Refused,
+    UnkeptError,
+    Work,
+    digest_of,
+    instant_of,
+)
 from forebay.moving.sql_words import place_of
 from forebay.ops.operation import Operation
 from forebay.ops.records import rows_as
@@ -39,7 +47,7 @@ class _Library(NamedTuple):
 _LIBRARIES: Final = {
     "procrastinate": _Library(
         table="procrastinate_jobs",
-        members="'task', t.task_name, 'args', t.args, 'priority', t.priority, "
+        members="'task', t.task_name, 'args', t.args::text, 'priority', t.priority, "
         "'due', t.scheduled_at, 'queue', t.queue_name, 'lock', t.lock",
         waits="t.status = 'todo'",
         farewell="once all is well here, cancel the copied jobs before its workers start again: "
@@ -48,7 +56,8 @@ _LIBRARIES: Final = {
     "pgqueuer": _Library(
         table="pgqueuer",
         members="'task', t.entrypoint, 'payload', encode(t.payload, 'base64'), "
-        "'priority', t.priority, 'due', t.execute_after",
+        "'priority', t.priority, 'due', t.execute_after, "
+        "'made', extract(epoch from t.created)::text",
         waits="t.status = 'queued'",
         farewell="once all is well here, delete the copied jobs before its workers start again: "
         "delete from pgqueuer where status = 'queued'",
@@ -61,8 +70,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     task: str
-    args: Any = None
+    args: str | None = None
     payload: str | None = None
+    made: str | None = None
     priority: int = 0
     due: str | None = None
     queue: str | None = None
@@ -86,16 +96,17 @@ class SqlQueue:
     ) -> None:
         self._library = _LIBRARIES[library]
         self.farewell = self._library.farewell
-        database, is_there = run(place_of(self._library.table))
-        if not is_there:
+        place = place_of(run, self._library.table)
+        if place.table is None:
             raise ConfigError(
                 "--from",
-                f"leads to database {database}, and its search path shows no {self._library.table}",
+                f"leads to database {place.database}, and its search path shows no "
+                f"{self._library.table}",
                 hint=f"Give the address of the database of {library}: --from postgresql://...",
             )
         self._run, self._queue = run, queue
-        self._place = f"{library}:{database}"
-        self.label = f"import {library} {database}"
+        self._place = f"{library}:{place.identity}"
+        self.label = f"import {library} {place.database}"
 
     def read(self) -> Iterator[FoundSchedule | FoundJob | Refused]:
         """Yield the jobs in the order in which they were made."""
@@ -120,7 +131,9 @@ class SqlQueue:
         try:
             return FoundJob(
                 name=name,
-                source_id=f"{self._place}:{row.id}",
+                # The ids of a table that was emptied may begin again.
+                source_id=f"{self._place}:{row.id}:"
+                + digest_of(row.task, row.args, row.payload, row.made),
                 work=Work(
                     task=row.task,
                     named=_arguments(row),
@@ -144,15 +157,14 @@ def _priority(priority: int) -> int | None:
 
 
 def _arguments(row: Row) -> Mapping[str, Any]:
-    if row.args is not None:
-        found = row.args
-    elif row.payload is None:
+    if row.args is None and row.payload is None:
         return {}
-    else:
-        try:
-            found = json.loads(base64.b64decode(row.payload))
-        except (ValueError, RecursionError):
-            raise UnkeptError("its payload is not JSON") from None
+    try:
+        found = json.loads(row.args or base64.b64decode(row.payload or ""))
+    except RecursionError:
+        raise UnkeptError("its arguments are nested too deeply") from None
+    except ValueError:
+        raise UnkeptError("its payload is not JSON") from None
     if not isinstance(found, dict):
         raise UnkeptError("its arguments are not a JSON object")
     return found

@@ -223,7 +223,7 @@ class Mover:
     def _calls(
         self, refused: list[Refused], schedules: dict[str, tuple[str, Schedule]]
     ) -> Iterator[Call]:
-        """Yield the jobs of the source, each once, and collect the rest."""
+        """Yield the jobs of the source, each once, and collect the rest, doubles too."""
         keys: set[str] = set()
         for found in self._source.read():
             try:
@@ -238,9 +238,12 @@ class Mover:
                         schedules[made.name] = (found.name, made)
                     case FoundJob():
                         call = self._fit.job(found)
-                        if _key(call) not in keys:
-                            keys.add(_key(call))
-                            yield call
+                        if _key(call) in keys:
+                            raise UnkeptError(
+                                "it is there twice, the same message: one job is made of both"
+                            )
+                        keys.add(_key(call))
+                        yield call
             except UnkeptError as error:
                 refused.append(Refused(name=found.name, reason=str(error)))
 
