@@ -165,6 +165,23 @@ def test_a_paused_queue(explain, forebay, database, conn):
         assert explain(job_id, "paused")["hint"] == "forebay queues resume default"
 
 
+def test_a_paused_queue_without_a_worker(explain, forebay, database, conn):
+    """
+    Both keep the job back, and both are named wherever the job is explained: to start a worker is
+    not enough.
+    """
+    job_id = enqueue(conn, queue="mail")
+    forebay("queues", "pause", "mail", "--for", "1h", "--new")
+    with Reader(database, queue="other"):
+        found = explain(job_id, "not served")
+    assert "no worker serves queue mail" in found["answer"]
+    assert "queue mail has been paused for " in found["answer"]
+    assert "forebay worker MODULE:APP --queue mail; then" in found["hint"]
+    assert found["hint"].endswith("forebay queues resume mail")
+    for arguments in (("jobs", "show", job_id), ("where", job_id)):
+        assert "forebay queues resume mail" in " ".join(forebay(*arguments).out.split())
+
+
 @pytest.mark.parametrize("sort", ["limit", "ordering"])
 def test_a_paused_key(explain, forebay, database, conn, sort):
     """

@@ -75,6 +75,20 @@ def test_a_queue_without_a_worker_has_one_word_in_every_command(forebay, conn, s
     assert found == ["unserved"]
 
 
+def test_a_paused_queue_with_ready_jobs_is_named_and_is_no_problem(forebay, conn, stuck):
+    """Somebody wants it so; whoever wonders why nothing starts finds it, and what ends it."""
+    conn.execute("select forebay.pause_queue('empty'), forebay.pause_queue('mail')")
+    answer = forebay("status")
+    assert answer.code == 0
+    verdict, line = answer.out.splitlines()
+    assert verdict == "✓ nothing to do"
+    assert line == "‖ paused mail: 1 job ready, and none starts; forebay queues resume mail"
+    found = forebay("status", "--json").json
+    assert found["verdict"] == "fine"
+    assert [(one["name"], one["state"]) for one in found["problems"]] == [("paused mail", "noted")]
+    assert "queue mail: 1 job ready, paused for" in forebay("doctor").out
+
+
 def test_a_problem_that_is_over_is_not_one_any_more(forebay, conn, stuck):
     """The alert clears after two minutes; that it is over is told at once."""
     assert forebay("status").code == 1

@@ -230,6 +230,46 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
     assert "create" in child.stdout
 
 
+@pytest.mark.slow
+def test_django_starts_without_tasks(project, tmp_path):
+    """
+    Before Django 6.0 tasks are a package of their own, which a project may not have: each command
+    of manage.py runs, and the handlers are found, until TASKS names the backend.
+    """
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "shop/jobs.py").write_text(
+        "from forebay.django import app\n@app.job\ndef create() -> None: ...\n"
+    )
+    (tmp_path / "manage.py").write_text(
+        "import sys\n"
+        "sys.modules |= {'django_tasks': None, 'django.tasks': None}\n"
+        "from django.conf import settings\n"
+        "from django.core.management import execute_from_command_line\n"
+        f"settings.configure(DATABASES={{'default': {django_project.settings_of('default')!r}}},\n"
+        "    INSTALLED_APPS=['forebay.django', 'shop'], USE_TZ=True)\n"
+        "execute_from_command_line(sys.argv)\n"
+    )
+
+    def manage(*arguments):
+        return subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    for arguments in (("check",), ("migrate", "--verbosity", "0")):
+        done = manage(*arguments)
+        assert done.returncode == 0, done.stderr
+    done = manage("shell", "-c", "from forebay.django import app; print(app.kinds.queues())")
+    assert (done.returncode, "default" in done.stdout) == (0, True), done.stderr
+    done = manage("shell", "-c", "import forebay.django.tasks")
+    assert "pip install django-tasks" in done.stderr
+
+
 def test_declared_queues_are_applied_by_manage_py(project, capsys, monkeypatch):
     """Under the name of the project, so that projects that share a database do not remove each
     other's settings.

@@ -39,6 +39,22 @@ async def test_a_paused_queue_is_not_claimed_until_it_is_resumed(app, conn):
         await wait_for_async(lambda: "held" in ran)
 
 
+async def test_a_worker_says_that_its_queue_is_paused(app, conn, caplog):
+    """
+    Also one that ends when it is idle, having done nothing: its log says why, and what resumes it.
+    """
+    app.job(name="held", queue="held")(lambda: None)
+    app.job(name="free", queue="free")(lambda: None)
+    for queue, until in (("held", "now() + interval '1 hour'"), ("other", "null")):
+        conn.execute(f"select forebay.pause_queue('{queue}', until => {until})")
+    enqueue(conn, queue="held")
+    assert (await run_until_idle(app)).stats.done == 0
+    (said,) = [text for text in caplog.messages if "paused" in text]
+    assert said.startswith("queue held is paused since ")
+    assert " until " in said
+    assert said.endswith("`forebay queues resume held`")
+
+
 @pytest.mark.slow
 async def test_slots_are_shared_between_queues_by_weight(app, conn):
     """

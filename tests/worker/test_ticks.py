@@ -12,11 +12,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forebay import App, Snooze
+from forebay.doctor.examine import examine, examine_job
+from forebay.doctor.status import current_problems
 from forebay.errors import ConfigError
 from forebay.tick import Tick, arun, asgi
 from forebay.worker import Maintenance
 from tests.support.effects import PATH_VARIABLE
-from tests.support.engine import depth, enqueue, one, state
+from tests.support.engine import depth, enqueue, one, shift_clock, state
 from tests.support.waiting import wait_for
 from tests.support.worker_process import ROOT
 
@@ -56,6 +58,38 @@ async def test_a_tick_does_what_is_due_and_leaves_no_session(app, conn, sessions
     assert timedelta(0) < left <= timedelta(seconds=901)
     assert sessions() == []
     assert [each.name for each in app.client().schedules()] == ["hourly"]
+
+
+async def test_ticks_are_known_where_a_worker_is_missed(app, conn, database, sessions):
+    """
+    What waits for the next tick is no problem: neither a schedule whose instant has passed, nor a
+    ready job, nor alerts that were not checked meanwhile. When no tick came for too long, all are.
+    """
+
+    @app.cron("* * * * *")
+    @app.job
+    def report() -> None: ...
+
+    conn.execute("update forebay.schema_migration set applied_at = applied_at - interval '2 days'")
+    for _ in range(2):
+        await arun(app, budget=20)
+    # As if a tick came every 20 minutes.
+    conn.execute(
+        "update forebay.lease set closed_at = closed_at - interval '20 minutes'"
+        " where lease_id = (select lease_id from forebay.lease order by closed_at limit 1)"
+    )
+    job_id = report.enqueue(conn)
+    shift_clock(conn, 15 * 60)
+    assert one(conn, "select count(*) from forebay.alerts()") == 0
+    assert await current_problems(database) == []
+    (explained,) = await examine_job(database, job_id)
+    assert (explained.cause, "no worker stays" in explained.answer) == ("not served", True)
+    named = {"workers", "queues", "unserved", "scheduled", "schedules"}
+    findings = [each for each in await examine(database) if each.check in named]
+    assert {each.level for each in findings} <= {"ok", "notice"}, findings
+    shift_clock(conn, 26 * 3600)
+    assert one(conn, "select min(code) from forebay.alerts()") == "unchecked"
+    assert {found.code for found in await current_problems(database)} >= {"schedule", "unserved"}
 
 
 async def test_instants_are_decided_by_ticks(app, conn):

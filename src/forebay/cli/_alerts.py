@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 commands = Commands()
 
 #: How a problem that does not hold, or not for long enough, is shown; and one that holds.
-MARKS: Final = {"pending": ("…", "dim"), "ending": ("✓", "dim")}
-STATES: Final = {"pending": "not for long enough", "ending": "over"}
+MARKS: Final = {"pending": ("…", "dim"), "ending": ("✓", "dim"), "noted": ("‖", "dim")}
+STATES: Final = {"pending": "not for long enough", "ending": "over", "noted": "wanted"}
 SEVERITIES: Final = {"error": "bold red", "warning": "bold yellow"}
 
 

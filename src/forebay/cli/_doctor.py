@@ -58,14 +58,20 @@ def doctor(
         )
     else:
         out = console()
-        severe = (Level.ERROR, Level.WARNING)
-        shown = [finding for finding in found if verbose or finding.level in severe]
+        shown = [finding for finding in found if verbose or _is_shown(finding)]
         if shown:
             out.print(_report(shown))
             out.print()
         out.print(_summary(found, verbose=verbose))
     if worst is Level.ERROR:
         raise SystemExit(ExitCode.FAILED)
+
+
+def _is_shown(finding: Finding) -> bool:
+    """Whether a finding is shown without -v: problems, and pauses that keep jobs back."""
+    return finding.level in (Level.ERROR, Level.WARNING) or (
+        finding.level is Level.NOTICE and bool(finding.facts.get("paused"))
+    )
 
 
 def _explain(job_id: int, found: Sequence[Explanation], as_json: bool) -> None:

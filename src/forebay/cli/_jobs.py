@@ -216,7 +216,7 @@ def _add_family(rows: Table, family: Family) -> None:
     if family.parent is not None:
         rows.add_row("parent", relative_text(family.parent))
     if children := children_text(family):
-        rows.add_row("enqueued", children)
+        rows.add_row("children", children)
 
 
 def _queue(job: JobStatus) -> str:
@@ -251,6 +251,9 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
     rows.add_row("state", state)
     if waits is not None and not job.state.is_final and job.state is not JobState.RUNNING:
         rows.add_row("waits", waits.answer)
+        # The advice to look here has been followed.
+        if waits.hint and f"forebay jobs show {job.job_id}" not in waits.hint:
+            rows.add_row("", f"→ {waits.hint}")
     group = "" if job.group == "default" else f", group {job.group}"
     rows.add_row("queue", f"{job.queue}, priority {job.priority}{group}")
     rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))

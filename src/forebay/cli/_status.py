@@ -37,13 +37,14 @@ def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
 
     The worst problems come first, each with since when, its cause, and what mends it. The exit
     code is 0 if there is nothing to do, 1 if there is a problem, and 2 if this cannot be told, as
-    the database is unreachable or has no schema. No worker needs to be alive.
+    the database is unreachable or has no schema. No worker needs to be alive. A paused queue with
+    ready jobs is named last, and is no problem.
     """
     from forebay.doctor.status import current_problems
 
     try:
         with patience("looking, and counting what no worker has counted"):
-            found = asyncio.run(current_problems(address_of(dsn)))
+            found = asyncio.run(current_problems(address_of(dsn), with_pauses=True))
     except Exception as error:
         if not (isinstance(error, ForebayError) or is_database_error(error)):
             raise
@@ -75,6 +76,8 @@ def _print(out: Console, now: Sequence[Problem], others: Sequence[Problem]) -> N
         text = STATES[problem.state]
         if problem.state == "pending":
             text += f": {problem.cause}"
+        elif problem.state == "noted":
+            text = f"{problem.cause}; {problem.command}"
         out.print(Text(f"{mark} {problem.name}: {text}", style))
     if len(others) > _OTHERS_MAX:
         more = f"and {len(others) - _OTHERS_MAX} more of these: forebay status --json"

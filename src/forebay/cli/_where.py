@@ -140,7 +140,7 @@ def _about(found: Whereabouts, job: JobStatus) -> Iterator[tuple[str, str | Text
     if (parent := found.family.parent) is not None:
         yield "parent", _cut(relative_text(parent))
     if children := children_text(found.family):
-        yield "enqueued", _cut(children)
+        yield "children", _cut(children)
     headers = dict(job.headers or {})
     headers.pop("forebay-parent", None)
     if "forebay-replayed-from" in headers:

@@ -39,11 +39,17 @@ try:
     from django.tasks.exceptions import TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
 except ModuleNotFoundError:  # Django before 6.0
-    from django_tasks import TaskContext, TaskResult, TaskResultStatus
-    from django_tasks.backends.base import BaseTaskBackend
-    from django_tasks.base import TaskError
-    from django_tasks.exceptions import TaskResultDoesNotExist
-    from django_tasks.signals import task_enqueued, task_finished, task_started
+    try:
+        from django_tasks import TaskContext, TaskResult, TaskResultStatus
+        from django_tasks.backends.base import BaseTaskBackend
+        from django_tasks.base import TaskError
+        from django_tasks.exceptions import TaskResultDoesNotExist
+        from django_tasks.signals import task_enqueued, task_finished, task_started
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "forebay.django.tasks needs Django 6.0, or django-tasks: pip install django-tasks",
+            name=error.name,
+        ) from error
 
 _STATUS: Final = {
     JobState.SCHEDULED: TaskResultStatus.READY,

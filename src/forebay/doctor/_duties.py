@@ -43,7 +43,7 @@ def _finding(name: str, error: str | None, worker: str, seconds: float, age: flo
             _CHECK,
             Level.WARNING,
             f"{name}: not done for {since}, and not tried for {human_duration(age)}",
-            "Start a worker: one worker of a database does the maintenance.",
+            "Start a worker: one worker of a database does the maintenance. So does each tick.",
             facts,
         )
     if error is None:

@@ -224,8 +224,10 @@ select l.lease_id, l.worker, extract(epoch from clock_timestamp() - l.opened_at)
        extract(epoch from clock_timestamp() - h.heartbeat_at)::float8, l.suspect_seconds,
            l.lease_seconds,
        coalesce(j.jobs, 0)::bigint,
-       case when l.details ->> 'interface' = 'sql' then 0 else l.version end
-from forebay.lease l
+       case when l.details ->> 'interface' = 'sql' then 0 else l.version end,
+       extract(epoch from clock_timestamp() - k.ended_at)::float8
+from (select max(t.ended_at) as ended_at from forebay.ticks() t) k
+left join forebay.lease l on l.closed_at is null
 left join lateral (select b.heartbeat_at from forebay.heartbeat b
                    where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
 left join lateral (
@@ -238,7 +240,6 @@ left join lateral (
                     else coalesce(sum(cardinality(t.offsets)), 0) end as settled
         from forebay.settlement t where t.lease_id = b.lease_id and t.claim_no = b.claim_no) s) j
             on true
-where l.closed_at is null
 order by h.heartbeat_at
 """
 
@@ -252,7 +253,9 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
     found = []
     alive = []
     others = []
-    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs, version in rows:
+    for lease, worker, _, silent, suspect_seconds, lease_seconds, jobs, version, _ in rows:
+        if lease is None:  # no worker; the row tells of ticks only
+            continue
         facts = {
             "lease": lease,
             "worker": worker,
@@ -293,7 +296,11 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
         what = f"{counted(len(alive), 'worker')} alive, holding {counted(running, 'job')}"
         found.append(Finding("workers", Level.OK, what, facts=facts))
     else:
-        found.append(Finding("workers", Level.NOTICE, "no worker is running", None, facts))
+        what = "no worker is running"
+        ticked = rows[0][-1]  # in each row
+        if ticked is not None:
+            what += f"; the last tick ended {human_duration(ticked)} ago"
+        found.append(Finding("workers", Level.NOTICE, what, None, facts))
     return found
 
 
@@ -332,7 +339,10 @@ select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.scheduled)::bigint,
                              order by h.heartbeat_at desc limit 1) h on true
                where l.closed_at is null
                  and h.heartbeat_at > clock_timestamp() - make_interval(secs => l.lease_seconds)),
-       (select count(*) from forebay.breaker b where b.queue = d.queue and b.opened_at is not null)
+       (select count(*) from forebay.breaker b where b.queue = d.queue and b.opened_at is not null),
+       exists (select from forebay.ticks() t
+               where t.expected_by > clock_timestamp()
+                 and t.group_name = d.group_name and d.queue = any (t.queues))
 from forebay.depth() d
 left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
 left join lateral (
@@ -368,6 +378,12 @@ def judge_measured_queues(data: Mapping[str, Any]) -> list[Finding]:
                 ago(one["claimed_at"]),
                 alive,
                 broken.get(one["queue"], 0),
+                any(
+                    tick["expected_by"] > now
+                    and tick["group"] == one["group"]
+                    and one["queue"] in tick["queues"]
+                    for tick in data["ticks"]
+                ),
             )
             for one in sorted(
                 data["queues"], key=lambda one: (-one["ready"], one["queue"], one["group"] or "")
@@ -398,6 +414,7 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
         last_claim,
         alive,
         open_breakers,
+        is_ticked,
     ) in rows:
         facts.append(
             {
@@ -428,7 +445,10 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
         elif last_claim is None or last_claim > _UNSERVED_SECONDS:
             last = "ever" if last_claim is None else f"for {human_duration(last_claim)}"
             remedy = _worker_remedy(queue)
-            if not alive:
+            if is_ticked and not (claimed or running):
+                what = f"{waits}, which the next tick runs"
+                found.append(Finding("queues", Level.NOTICE, what, None, facts[-1]))
+            elif not alive:
                 found.append(
                     Finding(
                         _UNSERVED,
@@ -485,7 +505,8 @@ def _worker_remedy(queue: str) -> str:
 
 _OVERDUE_SQL: Final = """
 with position as (select * from forebay.promotion p order by p.no desc limit 1)
-select count(*), extract(epoch from clock_timestamp() - min(w.run_at))::float8
+select count(*), extract(epoch from clock_timestamp() - min(w.run_at))::float8,
+       exists (select from forebay.ticks() t where t.expected_by > clock_timestamp())
 from (select d.run_at from forebay.deferred d left join position m on true
       where d.run_at < clock_timestamp() - make_interval(secs => %(late)s)
         and not (m.no is not null and pg_visible_in_snapshot(d.xid, m.snap)
@@ -500,18 +521,22 @@ def overdue() -> Operation[list[Finding]]:
 
 
 def _judge_overdue(rows: ResultRows) -> list[Finding]:
-    ((count, seconds),) = rows
+    ((count, seconds, is_ticked),) = rows
     if not count:
         return [Finding("scheduled", Level.OK, "none is overdue", facts={"overdue": 0})]
     some = counted(count, "job") if count < 10_000 else "10,000 or more jobs"
     verb = "is" if count == 1 else "are"
+    what = f"{some} {verb} due and not ready yet, the oldest for {human_duration(seconds)}"
+    facts = {"overdue": count, "seconds": seconds}
+    if is_ticked:
+        return [Finding("scheduled", Level.NOTICE, f"{what}: a tick makes them ready", None, facts)]
     return [
         Finding(
             "scheduled",
             Level.WARNING,
-            f"{some} {verb} due and not ready yet, the oldest for {human_duration(seconds)}",
+            what,
             "Start a worker: any worker makes the due jobs of all queues ready.",
-            {"overdue": count, "seconds": seconds},
+            facts,
         )
     ]
 

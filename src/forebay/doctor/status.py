@@ -13,7 +13,8 @@ from forebay.doctor.examine import look, read_session
 from forebay.model.problems import Problem
 from forebay.watch.backlogs import count_backlogs
 from forebay.watch.metrics import check_session
-from forebay.watch.problems import command_in, in_order
+from forebay.watch.operations import measurements
+from forebay.watch.problems import command_in, in_order, pauses
 
 if TYPE_CHECKING:
     from forebay.doctor import Finding
@@ -23,7 +24,11 @@ _OPERATION: Final = ("server", "schema", "cluster", "locks", "workers", "notific
 
 
 async def current_problems(
-    dsn: str, *, count: bool = True, data: dict[str, Any] | None = None
+    dsn: str,
+    *,
+    count: bool = True,
+    data: dict[str, Any] | None = None,
+    with_pauses: bool = False,
 ) -> list[Problem]:
     """Return what is wrong, the worst first, and record the alerts if this role may.
 
@@ -31,6 +36,7 @@ async def current_problems(
         dsn: the address.
         count: first count what no worker has counted, which may take minutes.
         data: what was just measured, and may be changed here; None: measure now.
+        with_pauses: last, also paused queues with ready jobs, which are no problem.
 
     Raises:
         DatabaseUnavailable: the database cannot be reached.
@@ -40,6 +46,8 @@ async def current_problems(
     try:
         if count:
             await count_backlogs(session, dsn)
+        if data is None:
+            data = await session.run(measurements(with_counters=False))
         checked = await check_session(session, data)
         found: list[Finding] = []
         for check in CHECKS:
@@ -48,7 +56,7 @@ async def current_problems(
     finally:
         await session.close()
     return in_order([
-        *checked.alerts, *checked.pending,
+        *checked.alerts, *checked.pending, *(pauses(data) if with_pauses else ()),
         *(_problem(one) for one in without_workers(found) if one.level in _LEVELS),
     ])  # fmt: skip
 

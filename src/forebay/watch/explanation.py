@@ -51,6 +51,8 @@ class Facts:
     others: Sequence[str] = ()
     kind_queue: str | None = None
     has_kinds: bool = False
+    tick_ended_at: datetime | None = None
+    tick_expected_by: datetime | None = None
     last_claim_at: datetime | None = None
     last_claim_by: str | None = None
     last_claim_alive: bool = False
@@ -335,33 +337,53 @@ def _served(case: _Case) -> _Found:
     )
     group = "" if case.job.group == "default" else f" --group {case.job.group}"
     declared = facts.kind_queue
+    # A worker alone would not help.
+    pause = _pause(case)
+    too = "" if pause is None else f"; and {pause}"
+    then = "" if pause is None else f"; then resume it: {_resume(case)}"
+    if facts.tick_expected_by is not None and facts.tick_expected_by > facts.read_at:
+        return _Found(
+            f"no worker stays: a tick runs {case.queue}, and the last one ended "
+            f"{case.ago(facts.tick_ended_at)}{too}",
+            "not served" if pause is None else "paused",
+            "The next tick runs it; to run it now: forebay tick MODULE:APP"
+            if pause is None
+            else _resume(case),
+        )
     if declared is not None and declared != case.job.queue:
         return _Found(
-            f"{who}; its kind {case.job.kind} belongs in queue {declared}",
+            f"{who}; its kind {case.job.kind} belongs in queue {declared}{too}",
             "not served",
             f"Cancel it and enqueue it with --queue {declared}; or serve both queues with --queue.",
         )
     return _Found(
-        f"{who}; {last}",
+        f"{who}; {last}{too}",
         "not served",
         (
             f"Start a worker: forebay worker MODULE:APP --queue {case.job.queue}{group}"
             if case.job.endpoint is None
             else "Start a deliverer: forebay deliver"
-        ),
+        )
+        + then,
     )
 
 
 def _paused(case: _Case) -> _Found:
+    pause = _pause(case)
+    return _Found("no") if pause is None else _Found(pause, "paused", _resume(case))
+
+
+def _pause(case: _Case) -> str | None:
+    """Return since when the queue is paused, and for how long; None: it is not."""
     if case.facts.paused_at is None:
-        return _Found("no")
+        return None
     end = case.facts.resume_at
     until = "" if end is None else f", for another {case.length(end)}"
-    return _Found(
-        f"{case.queue} has been paused for {case.length(case.facts.paused_at)}{until}",
-        "paused",
-        f"forebay queues resume {case.job.queue}",
-    )
+    return f"{case.queue} has been paused for {case.length(case.facts.paused_at)}{until}"
+
+
+def _resume(case: _Case) -> str:
+    return f"forebay queues resume {case.job.queue}"
 
 
 def _key_paused(case: _Case) -> _Found | None:

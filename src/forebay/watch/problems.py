@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.model.alerts import Alert
 from forebay.model.problems import Problem
+from forebay.model.text import counted
 from forebay.watch.rules import CLEAR_SECONDS, NEW_SECONDS, alerts_of_all
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _SEEN_SECONDS: Final = 180.0
 CHECKED_SECONDS: Final = 180.0
 
 #: The order of the list: the worst first.
-_STATES: Final = ("holds", "ending", "pending")
+_STATES: Final = ("holds", "ending", "pending", "noted")
 
 _COMMAND: Final = re.compile(r"`([^`]+)`")
 
@@ -49,10 +50,35 @@ def problems(data: Mapping[str, Any]) -> list[Problem]:
     return in_order(listed)
 
 
+def pauses(data: Mapping[str, Any]) -> list[Problem]:
+    """Return the paused queues with ready jobs: no problem, but why these do not start.
+
+    Args:
+        data: see ``problems``.
+    """
+    return [
+        problem_of(
+            Alert(
+                code="paused",
+                subject=one["queue"],
+                group=one["group"],
+                problem=f"{counted(one['ready'], 'job')} ready, and none starts",
+                hint=f"`forebay queues resume {one['queue']}` resumes it.",
+                since=datetime.fromtimestamp(one["paused_at"], UTC),
+            ),
+            "noted",
+        )
+        for one in data["queues"]
+        if one["paused_at"] is not None and one["ready"]
+    ]
+
+
 def _is_unchecked(data: Mapping[str, Any]) -> bool:
     if data["checked_at"] is None:
         return bool(data["at"] - (data["installed_at"] or data["at"]) > NEW_SECONDS)
-    return bool(data["at"] - data["checked_at"] > CHECKED_SECONDS)
+    # A tick checks them, too.
+    is_expected = any(tick["expected_by"] > data["at"] for tick in data["ticks"])
+    return bool(data["at"] - data["checked_at"] > CHECKED_SECONDS and not is_expected)
 
 
 def _unchecked(data: Mapping[str, Any]) -> Alert:

@@ -123,6 +123,25 @@ class Watched:
         """Return an instant of the measurements."""
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
+    def tick_seconds(self, queue: str | None, group: str = "") -> float:
+        """Return how long jobs of a queue, or instants of schedules, may wait for the next tick.
+
+        0: no tick is expected. What waits for a tick is no alert before that tick is late.
+        """
+        return max(
+            (
+                tick["expected_by"] - tick["ended_at"]
+                for tick in self.data["ticks"]
+                if tick["expected_by"] > self.at
+                and (
+                    tick["schedules"]
+                    if queue is None
+                    else tick["group"] == group and queue in tick["queues"]
+                )
+            ),
+            default=0.0,
+        )
+
     def open_breakers(self, queue: str) -> int:
         """Return how many limit keys of a queue have an open breaker."""
         return next((one["open"] for one in self.data["breakers"] if one["queue"] == queue), 0)
@@ -192,7 +211,7 @@ def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
             for_seconds=watched.threshold("waiting_for", queue),
         )
     oldest = facts["oldest_ready_at"]
-    late = watched.threshold("oldest_ready", queue)
+    late = max(watched.threshold("oldest_ready", queue), watched.tick_seconds(queue, group))
     if (
         facts["paused_at"] is None
         and not never_worked
@@ -245,7 +264,12 @@ def _few_completed(
     """A1: below the least number, or none at all although jobs are ready."""
     queue, completed, completed_at = facts["queue"], facts["completed"], facts["completed_at"]
     least = watched.threshold("completed_least", queue)
-    stalls = facts["ready"] > 0 and completed == 0 and facts["paused_at"] is None
+    stalls = (
+        facts["ready"] > 0
+        and completed == 0
+        and facts["paused_at"] is None
+        and not watched.tick_seconds(queue, facts["group"])
+    )
     if never_worked or not (completed < least or stalls):
         return
     if facts["paused_at"] is not None:
@@ -422,10 +446,13 @@ def _of_mirrors(watched: Watched) -> Iterator[Alert]:
 
 
 def _of_schedules(watched: Watched) -> Iterator[Alert]:
-    late = watched.threshold("schedule_late")
+    late = max(watched.threshold("schedule_late"), watched.tick_seconds(None))
     workers = watched.data["workers"]
+    # A tick may come once a day: an instant that it leaves undecided is an alert by itself.
+    is_decided = any(w["is_alive"] and w["schedules"] for w in workers) or any(
+        tick["schedules"] for tick in watched.data["ticks"]
+    )
     # An installation that is being set up has no worker yet.
-    is_decided = any(worker["is_alive"] and worker["schedules"] for worker in workers)
     is_expected = not watched.is_new or any(q["claimed_at"] for q in watched.data["queues"])
     for schedule in watched.data["schedules"]:
         if schedule["is_paused"] or not schedule["is_declared"]:
@@ -438,7 +465,10 @@ def _of_schedules(watched: Watched) -> Iterator[Alert]:
                 subject=name,
                 severity="error",
                 problem=problem,
-                hint=f"Start a worker, which runs schedules; see `forebay schedules show {name}`.",
+                hint=(
+                    "Workers and ticks decide schedules: does one run? See "
+                    f"`forebay schedules show {name}`."
+                ),
                 since=since,
             )
         elif not is_decided and is_expected:
@@ -447,7 +477,10 @@ def _of_schedules(watched: Watched) -> Iterator[Alert]:
                 subject=name,
                 severity="error",
                 problem="no worker decides this schedule",
-                hint=f"Start a worker without {SCHEDULES_OFF}: `forebay worker MODULE:APP`.",
+                hint=(
+                    f"Start a worker without {SCHEDULES_OFF}: `forebay worker MODULE:APP`; or run "
+                    "ticks."
+                ),
                 for_seconds=watched.threshold("undecided_for"),
             )
 

@@ -329,8 +329,8 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
             ), _QUEUE, _histogram("durations", "duration_ms")),
     ("forebay_queue_paused", "gauge", "Whether the queue is paused.", _QUEUE, _paused),
     ("forebay_queue_served", "gauge", (
-            "Whether a live worker serves the "
-            "queue."
+            "Whether a live worker, or a tick, "
+            "serves the queue."
             ), _QUEUE, _of_queues("is_served")),
     ("forebay_dead_letters", "gauge", (
             "Dead letters that were not redriven, without muted "

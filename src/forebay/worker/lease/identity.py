@@ -47,7 +47,14 @@ def identity(
         "processes": settings.processes,
         "schedules": schedules,
     }
-    return lambda: described | {"uptime_seconds": round(time.monotonic() - began, 3)}
+    return lambda: (
+        described
+        | {
+            # forebay.ticks() knows by it that no worker stays.
+            "until_idle": common.until_idle,
+            "uptime_seconds": round(time.monotonic() - began, 3),
+        }
+    )
 
 
 def resident_kb() -> int | None:

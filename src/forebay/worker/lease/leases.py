@@ -195,6 +195,22 @@ class LeaseKeeper:
         if groups != self._groups:
             self._groups = groups
             self._on_groups(groups)
+        await self._warn_of_pauses()
+
+    async def _warn_of_pauses(self) -> None:
+        """Say why the worker claims nothing from some of its queues."""
+        for queue, paused_at, resume_at in await self._session.run(
+            protocol.paused_queues(self._groups)
+        ):
+            until = "" if resume_at is None else f" until {resume_at:%Y-%m-%d %H:%M:%S %Z}"
+            log.warning(
+                "queue %s is paused since %s%s: no job of it starts before `forebay queues"
+                " resume %s`",
+                queue,
+                f"{paused_at:%Y-%m-%d %H:%M:%S %Z}",
+                until,
+                queue,
+            )
 
     async def _warn_of_unknown_follow_ups(self, kinds: Kinds) -> None:
         """Warn once of follow-ups that no worker has declared: another application may, later."""

@@ -15,6 +15,8 @@
 --                          workers, at most 5 each
 --   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they
 --                          have declared any kind
+--   tick_ended_at, tick_expected_by
+--                          of the ticks that serve the group, as forebay.ticks() has them
 --   last_claim_at, last_claim_by, last_claim_alive
 --                          of the group, in any lane
 --   holder                 of a claimed or running job: `worker`, `silent_seconds`,
@@ -143,6 +145,8 @@ as $$
         'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
         'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.serves order by 1 limit 5) n), '[]'),
         'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.serves order by 1 limit 5) n), '[]'),
+        'tick_ended_at', (select max(t.ended_at) from forebay.ticks() t where t.group_name = p_group_name and p_queue = any (t.queues)),
+        'tick_expected_by', (select max(t.expected_by) from forebay.ticks() t where t.group_name = p_group_name and p_queue = any (t.queues)),
         'last_claim_at', (select n.claimed_at from newest n),
         'last_claim_by', (select l.worker from newest n join forebay.lease l using (lease_id)),
         'last_claim_alive', exists (select from newest n join alive a using (lease_id) where a.silent <= a.lease_seconds),

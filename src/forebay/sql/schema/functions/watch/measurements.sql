@@ -1,7 +1,7 @@
 -- grant: operator, reader, worker
 
--- What alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers
--- and those lost in the last ten minutes, endpoints, open breakers of limit keys by queue, mirrors, schedules, subjects by
+-- What alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers,
+-- forebay.ticks(), workers lost in the last ten minutes, endpoints, open breakers of limit keys by queue, mirrors, schedules, subjects by
 -- state and the database. Times are seconds since 1970. It does not visit waiting jobs: it continues from the last counts, as
 -- forebay.depth() does, and reads the counters up to the last fold, the newest 100 batches of each
 -- lane and its first 100 unread rows.
@@ -43,6 +43,10 @@ begin
         'label_sets', case when with_counters then forebay._measured_label_sets() end,
         'dead', forebay._measured_dead(v_since),
         'workers', forebay._measured_workers(v_now),
+        'ticks', (select coalesce(jsonb_agg(jsonb_build_object(
+                             'group', t.group_name, 'queues', t.queues, 'schedules', t.schedules,
+                             'ended_at', extract(epoch from t.ended_at), 'expected_by', extract(epoch from t.expected_by))
+                         order by t.ended_at desc), '[]') from forebay.ticks() t),
         'lost_workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', e.worker, 'ended_at', extract(epoch from e.ended_at), 'kinds', e.kinds)
                                                    order by e.ended_at, e.worker), '[]')
                          from forebay.ended_workers(v_now - interval '10 minutes', 1000) e where e.how in ('lost', 'crashed')),
@@ -124,6 +128,7 @@ as $$
         from forebay._oldest_unread(array(select i.cursor from cursors i)) u
         join cursors c on (c.cursor).nr = u.nr
         group by c.queue, c.group_id),
+    ticks as materialized (select * from forebay.ticks() t where t.expected_by > p_now),
     -- On its own, so that each of the others is hashed once.
     groups as materialized (
         select i.*, g.group_id, g.name, g.created_at, g.paused_at, g.resume_at
@@ -136,7 +141,8 @@ as $$
                    select from forebay.lease l
                    join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id order by h.heartbeat_at desc limit 1) h on true
                    where l.closed_at is null and l.details ->> 'group' = d.name and l.details -> 'queues' ? d.queue
-                     and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))),
+                     and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))
+                   or exists (select from ticks t where t.group_name = d.name and d.queue = any (t.queues))),
                'claims', coalesce(c.claimed, 0), 'claimed_at', extract(epoch from c.claimed_at),
                -- The counters have what is folded; the newest batches, what is not yet.
                'completed', greatest(o.completed, t.completed, 0), 'completed_at', extract(epoch from o.completed_at),
