@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from forebay.cli._acts import agreed
 from forebay.cli._commands import Together, argument, option
 from forebay.cli._database import client_of
+from forebay.cli._input import file_text, stdin_text
 from forebay.cli._patience import patience
 from forebay.cli._served import client_for, warn
 from forebay.cli.options import How, duration, json_object, pair
@@ -114,12 +113,9 @@ def _ids(text: str | None) -> list[str] | None:
     if text is None:
         return None
     if text == "-":
-        text = sys.stdin.read()
+        text = stdin_text("--ids")
     elif text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError("--ids", f"cannot be read: {error}", value=text) from None
+        text = file_text(text[1:], "--ids")
     return [each.strip() for line in text.splitlines() for each in line.split(",") if each.strip()]
 
 

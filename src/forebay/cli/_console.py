@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,6 +12,7 @@ import click
 
 from forebay.cli._commands import option
 from forebay.cli._database import address_of
+from forebay.cli._input import is_terminal, stdin_line
 from forebay.cli.options import Dsn
 from forebay.cli.text import console as terminal
 from forebay.config import listen_address
@@ -168,10 +168,10 @@ def _place(listen: str, hosts: list[str] | None, *, is_guarded: bool) -> tuple[s
 
 def _password() -> str:
     """Ask for a password without showing it; in a pipe, its first line."""
-    if sys.stdin.isatty():
+    if is_terminal():
         found: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
         return found
-    return sys.stdin.readline().rstrip("\r\n")
+    return stdin_line("PASSWORD")
 
 
 def _databases(given: list[str] | None, dsn: str | None) -> Mapping[str, str]:

@@ -160,10 +160,18 @@ def _completion(*, install: bool) -> None:
         print(line)
         return
     file = Path.home() / name
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
-    if line not in before:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{before}{line}\n", encoding="utf-8")
+    try:
+        before = file.read_bytes() if file.exists() else b""
+        if line.encode() not in before:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("ab") as out:
+                out.write(b"\n" * (before[-1:] not in (b"", b"\n")) + f"{line}\n".encode())
+    except OSError as error:
+        raise ConfigError(
+            "SHELL",
+            f"has {file}, which cannot be changed: {error.strerror}",
+            hint=f"Add the line by hand: {line}",
+        ) from None
     print(f"{shell} completes forebay from its next start on, by a line in {file}")
 
 

@@ -170,16 +170,12 @@ def add(
 ) -> None:
     """Subscribe an endpoint to an event type. Repeat it to change the filter."""
     begins = start if start in ("now", "beginning") else instant_or_age(start, "--from")
-    number = client_of(dsn).subscribe(
-        endpoint,
-        event_type,
-        None if contained is None else json_value(contained, "--filter"),
-        start=begins or "now",
-    )
+    wanted = None if contained is None else json_value(contained, "--filter")
+    number = client_of(dsn).subscribe(endpoint, event_type, wanted, start=begins or "now")
     if as_json:
         print_json({"subscription_id": number, "endpoint": endpoint, "event_type": event_type})
     else:
-        filtered = "" if contained is None else f" that contain {json.dumps(json.loads(contained))}"
+        filtered = "" if contained is None else f" that contain {json.dumps(wanted)}"
         console().print(f"{endpoint} gets events of type {event_type}{filtered}")
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, NoReturn
 
 from forebay._actor import acting_as
@@ -67,6 +68,7 @@ def _run_at_a_terminal(arguments: list[str], name: str) -> int:
     enough is not told anything.
     """
     leave_first_place()
+    _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
@@ -90,6 +92,21 @@ def _run_at_a_terminal(arguments: list[str], name: str) -> int:
                 print_error(ForebayError(f"the output cannot be written: {error.strerror}"))
         return ExitCode.FAILED
     return code
+
+
+def _fill_closed_streams() -> None:
+    """Open what a parent has closed, as with ``>&-``: a connection would get the number of the
+    stream, and what is written there. A stdin that was closed stays unknown to Python.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def run(arguments: Sequence[str] | None = None, *, name: str = "forebay") -> int:

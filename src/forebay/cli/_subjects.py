@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from forebay.cli._acts import agreed
@@ -21,6 +19,7 @@ from forebay.cli._backfill import (
 )
 from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
+from forebay.cli._input import file_text, parsed_json, stdin_text
 from forebay.cli._load import check_place
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, How, Json, Limit, duration, instant, json_object
@@ -459,7 +458,7 @@ def _lines(file: str, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = parsed_json(line)
         except ValueError as error:
             raise InvalidJob(f"line {number}", f"is not JSON: {error}") from None
         if not isinstance(found, dict):
@@ -471,12 +470,7 @@ def _lines(file: str, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _text(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--file", f"cannot be read: {error}", value=file) from None
+    return stdin_text("--file") if file == "-" else file_text(file, "--file")
 
 
 def _print_results(results: list[SubjectResult], *, as_json: bool, many: bool) -> None:

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from forebay.cli._commands import option
+from forebay.cli._input import is_terminal
 from forebay.cli._top_screen import SORTS, View, screen
 from forebay.cli.live import live_console
 from forebay.cli.options import Dsn, Json
@@ -134,7 +135,7 @@ class _Watch:
         loop.add_signal_handler(signal.SIGWINCH, self._changed.set)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._end)
-        if sys.stdin.isatty():
+        if is_terminal():
             loop.add_reader(sys.stdin.fileno(), self._on_key)
         # The first read is before the screen changes: a wrong address is an ordinary error.
         try:
@@ -151,7 +152,8 @@ class _Watch:
                     with contextlib.suppress(asyncio.CancelledError):
                         await reads
         finally:
-            loop.remove_reader(sys.stdin.fileno())
+            if is_terminal():
+                loop.remove_reader(sys.stdin.fileno())
             await self._reading.session.close()
 
     async def _read_always(self) -> None:
@@ -194,7 +196,7 @@ class _Watch:
 @contextlib.contextmanager
 def _single_characters() -> Iterator[None]:
     """Let the terminal pass each key at once, and show none."""
-    if not sys.stdin.isatty():
+    if not is_terminal():
         yield
         return
     before = termios.tcgetattr(sys.stdin)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -16,6 +14,7 @@ from forebay.cli._commands import SETTINGS_PANEL, Together
 # The commands of other distributions declare theirs with these two.
 from forebay.cli._commands import argument as argument  # noqa: PLC0414
 from forebay.cli._commands import option as option  # noqa: PLC0414
+from forebay.cli._input import is_terminal, parsed_json, stdin_text
 from forebay.cli._moment import counted_from, parted
 from forebay.errors import ConfigError, InvalidJob, shown
 
@@ -211,9 +210,9 @@ def json_value(text: str, name: str) -> Any:
         InvalidJob: the text is not JSON.
     """
     if text == "-":
-        text = sys.stdin.read()
+        text = stdin_text(name)
     try:
-        return json.loads(text)
+        return parsed_json(text)
     except ValueError as error:
         raise InvalidJob(
             name, f"is not JSON: {error}", hint="""Quote it for the shell: '{"user_id": 42}'."""
@@ -239,12 +238,12 @@ def sink_settings(texts: list[str] | None) -> dict[str, Any]:
 
 def _json_or_text(name: str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return parsed_json(text, _refuse_constant)
+    except ValueError as error:
         # A text of JSON that the shell took apart would else be a setting of the wrong type.
         if not _JSON_BEGINS.match(text):
             return text
-        problem = error if isinstance(error, ValueError) else "nested too deeply"
+        problem = str(error)
     raise ConfigError(
         f"--set {name}",
         # Without the value, which may be a secret.
@@ -325,7 +324,7 @@ def confirmed(question: str) -> bool:
     Raises:
         ConfigError: stdin is not a terminal.
     """
-    if not sys.stdin.isatty():
+    if not is_terminal():
         raise ConfigError(
             "--yes", "is missing, and stdin is not a terminal", hint=f"{question} Pass --yes."
         )

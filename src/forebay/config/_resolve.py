@@ -204,7 +204,7 @@ def _read_toml(path: Path) -> dict[str, Any] | None:
     except PermissionError:
         # A parent folder without read permission has no options.
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(str(path), f"cannot be read: {error}") from None
 
 
