@@ -116,8 +116,8 @@ class User:
         try:
             checks.checked_text(self.name, "name", characters_max=_NAME_MAX)
         except InvalidJob as error:
-            raise ConfigError("name", error.problem) from None
-        given = self.permissions
+            raise ConfigError("name", str(error.problem)) from None
+        given: Any = self.permissions
         hint = f"Permissions are {', '.join(PERMISSIONS)}."
         if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection):
             raise ConfigError("permissions", f"are {shown(given)}, which is no set", hint=hint)

@@ -298,7 +298,7 @@ class Verbs:
         return self._do(name, verb())
 
     def _results(
-        self, name: str, key: object, ends: list[Any], calls: Iterable[Any], on_dead: str
+        self, name: str, key: object, ends: list[Any], calls: Any, on_dead: str
     ) -> list[Any]:
         bad = [end for end in ends if end.outcome != "done"]
         shown_name = shown_step(name, text_of(key))
