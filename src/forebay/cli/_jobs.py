@@ -240,6 +240,13 @@ def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, Any]:
     }
 
 
+def _add_waits(rows: Table, job: JobStatus, waits: Explanation) -> None:
+    rows.add_row("waits", waits.answer)
+    # The advice to look here has been followed.
+    if waits.hint and f"forebay jobs show {job.job_id}" not in waits.hint:
+        rows.add_row("", f"→ {waits.hint}")
+
+
 def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None) -> Table:
     from forebay.model import JobState
 
@@ -250,10 +257,7 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         state.append(", cancellation requested", style="yellow")
     rows.add_row("state", state)
     if waits is not None and not job.state.is_final and job.state is not JobState.RUNNING:
-        rows.add_row("waits", waits.answer)
-        # The advice to look here has been followed.
-        if waits.hint and f"forebay jobs show {job.job_id}" not in waits.hint:
-            rows.add_row("", f"→ {waits.hint}")
+        _add_waits(rows, job, waits)
     group = "" if job.group == "default" else f", group {job.group}"
     rows.add_row("queue", f"{job.queue}, priority {job.priority}{group}")
     rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))
