@@ -55,6 +55,10 @@ async def test_a_signal_that_no_flow_waits_for_is_kept_and_said(forebay, app, co
 
     job = work.enqueue(conn)
     await run_until_idle(app)
+    shown = forebay("jobs", "show", job).out
+    assert "→ forebay signal approval ann@x wakes it" in shown
+    assert " wait  waits, " in shown
+    assert "\nexpires" not in shown
     answer = forebay("signal", "aproval", "ann@x", "[1]")
     assert answer.code == 0
     assert "no flow waits for it now" in answer.err

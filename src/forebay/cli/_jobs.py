@@ -196,7 +196,9 @@ def show(
         if number:
             out.print()
         history = histories.get(job.group)
-        rows = _facts(job, history, answers.get(job.group))
+        # A flow that has begun does not expire.
+        may_expire = not job.state.is_final and job.group not in flows
+        rows = _facts(job, history, answers.get(job.group), may_expire=may_expire)
         if not number:
             _add_family(rows, family)
         out.print(rows)
@@ -247,7 +249,9 @@ def _add_waits(rows: Table, job: JobStatus, waits: Explanation) -> None:
         rows.add_row("", f"→ {waits.hint}")
 
 
-def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None) -> Table:
+def _facts(
+    job: JobStatus, history: JobHistory | None, waits: Explanation | None, *, may_expire: bool
+) -> Table:
     from forebay.model import JobState
 
     rows = facts_table()
@@ -266,7 +270,7 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         ("due", job.run_at),
         ("claimed", job.claimed_at),
         ("ended", job.ended_at),
-        ("expires", None if job.state.is_final else job.expires_at),
+        ("expires", job.expires_at if may_expire else None),
     ):
         if value is not None:
             rows.add_row(name, moment(value))
