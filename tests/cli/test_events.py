@@ -3,6 +3,18 @@
 from tests.support.engine import enqueue, one
 
 
+def test_what_an_event_is_about_has_no_empty_parts(forebay, conn):
+    """Without a queue there is no `None`, and an empty text is one in quotes."""
+    conn.execute("delete from forebay.event")
+    conn.execute(
+        "insert into forebay.event (act, at, role, group_name, new) values"
+        " ('workers.lost', now(), 'w', 'default', '{\"tz\": \"\"}')"
+    )
+    printed = forebay("events", "list").out
+    assert "None" not in printed
+    assert "tz=''" in printed
+
+
 def test_events_are_listed_with_who_and_what(forebay, conn, monkeypatch):
     conn.execute("delete from forebay.event")
     assert forebay("events", "list").out == "No events.\n"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import forebay as library
+from tests.cli.test_permissions import as_role
 from tests.support.engine import one, state
 from tests.support.fix_worker import run_until_idle
 
@@ -35,10 +36,40 @@ async def test_a_signal_of_the_command_line_wakes_its_flow(forebay, app, conn, m
     assert seen == [{"by": "Ada"}]
     assert state(conn, job) == "done"
     answer = forebay("signal", "approval", "8", "--json").json
-    assert answer == {"name": "approval", "key": "8", "sent": True}
+    assert answer == {"name": "approval", "key": "8", "sent": True, "waits": []}
     answer = forebay("signal", "approval", "8", "--json")
     assert (answer.code, answer.json["sent"]) == (1, False)
     assert one(conn, "select count(*) from forebay.signal where payload is null") == 1
+
+
+async def test_a_signal_that_no_flow_waits_for_is_kept_and_said(forebay, app, conn, database):
+    """
+    A name that is misspelt is sent to nobody: the command says so, and names the flow that waits
+    for another name with this key. By the key, `forebay where` finds the flow. A producer, who may
+    not look, sends it nevertheless.
+    """
+
+    @app.job()
+    async def work(ctx: library.Context) -> None:
+        await ctx.wait("approval", key="ann@x")
+
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    shown = forebay("jobs", "show", job).out
+    assert "→ forebay signal approval ann@x wakes it" in shown
+    assert " wait  waits, " in shown
+    assert "\nexpires" not in shown
+    answer = forebay("signal", "aproval", "ann@x", "[1]")
+    assert answer.code == 0
+    assert "no flow waits for it now" in answer.err
+    assert f"job {job} waits for signal approval: forebay signal approval ann@x" in answer.err
+    assert one(conn, "select payload from forebay.signal") == [1]
+    found = forebay("where", "ann@x", "--json").json
+    assert (found["found_as"], found["job_id"]) == ("signal", job)
+    answer = forebay("signal", "approval", "ann@x")
+    assert (answer.code, answer.err) == (0, "")
+    sent = forebay("signal", "other", "1", "--dsn", as_role(database, "forebay_producer"))
+    assert (sent.code, sent.err) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +80,8 @@ async def test_a_signal_of_the_command_line_wakes_its_flow(forebay, app, conn, m
         (["approval", ""], "key"),
         (["approval", "a\nb"], "key"),
         (["approval", "7", "--payload", "{"], "payload"),
+        (["approval", "7", "{"], "payload"),
+        (["approval", "7", "1", "--payload", "1"], "twice"),
         (["x" * 201, "7"], "name"),
     ],
 )

@@ -144,7 +144,8 @@ def test_an_open_breaker_is_named_with_its_command(forebay, conn):
     forebay("thresholds", "set", "breaker_for", "0")
     answer = forebay("status")
     assert answer.code == 1
-    assert "✗ breaker shop" in answer.out
+    assert answer.out.splitlines()[:1] == ["! 1 warning"], "an error has another mark"
+    assert "! breaker shop" in answer.out
     assert "HTTP 500" in answer.out
     assert "→ forebay endpoints show shop" in answer.out
 

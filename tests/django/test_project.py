@@ -150,6 +150,9 @@ def test_the_command_runs_forebay_on_the_project(project, capsys):
     assert caught.value.returncode == 1
     assert "FOREBAY_DATABASE_URL" not in os.environ
     capsys.readouterr()
+    with pytest.raises(CommandError):
+        call_command("forebay", "tick", "--look", "--log-level", "error")
+    assert "work is left" in capsys.readouterr().out
     call_command("forebay", "mirror", "--help")
     assert "Usage: manage.py forebay mirror COMMAND" in capsys.readouterr().out
     with pytest.raises(CommandError):

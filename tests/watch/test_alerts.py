@@ -11,7 +11,8 @@ from forebay.mirror import Document
 from forebay.mirror._breaker import SharedBreaker
 from forebay.testing import LyingTarget
 from forebay.watch.metrics import acheck
-from forebay.watch.rules import THRESHOLDS, alerts_of_all
+from forebay.watch.rules import alerts_of_all
+from forebay.watch.watched import THRESHOLDS
 from tests.support.engine import (
     Reader,
     connect,

@@ -22,7 +22,7 @@ commands = Commands()
 #: How a problem that does not hold, or not for long enough, is shown; and one that holds.
 MARKS: Final = {"pending": ("…", "dim"), "ending": ("✓", "dim"), "noted": ("‖", "dim")}
 STATES: Final = {"pending": "not for long enough", "ending": "over", "noted": "wanted"}
-SEVERITIES: Final = {"error": "bold red", "warning": "bold yellow"}
+SEVERITIES: Final = {"error": ("✗", "bold red"), "warning": ("!", "bold yellow")}
 
 
 def alerts(
@@ -69,7 +69,7 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the thresholds: the defaults, and what was set."""
     from forebay.db.own import run_own
     from forebay.watch import operations
-    from forebay.watch.rules import THRESHOLDS
+    from forebay.watch.watched import THRESHOLDS
 
     changed = run_own(address_of(dsn), operations.thresholds())
     if as_json:
@@ -123,7 +123,7 @@ def _print(out: Console, alerts: list[Problem], pending: list[Problem]) -> None:
 
 def print_problem(out: Console, problem: Problem) -> None:
     """Print a problem in two parts: what is wrong since when, and what mends it."""
-    mark, style = MARKS.get(problem.state) or ("✗", SEVERITIES[problem.severity])
+    mark, style = MARKS.get(problem.state) or SEVERITIES[problem.severity]
     line = Text.assemble((f"{mark} ", style), (problem.code, style))
     place = problem.name.removeprefix(problem.code)
     if place:

@@ -219,8 +219,8 @@ def groups(
     """Group dead letters that were not redriven by cause: kind, class of the error, and function
     that raised it. Deliveries are grouped by endpoint too.
 
-    The last column is the newest dead letter; the line below has the function and the message of
-    its last error.
+    The last column is the id of the newest dead letter, for `dead show`; the line below has the
+    function and the message of its last error.
     """
     found = client_of(dsn).dead_groups(queue=queue, kind=kind, cause=cause, endpoint=endpoint)
     if as_json:
@@ -233,7 +233,7 @@ def groups(
     with_endpoint = any(each.endpoint is not None for each in found)
     rows = table(
         "cause", "jobs", *(["endpoint"] if with_endpoint else []), "kind", "error", "first", "last",
-        "dead", right=("jobs", "dead"), loose=("endpoint", "kind", "error"),
+        "newest id", right=("jobs", "newest id"), loose=("endpoint", "kind", "error"),
     )  # fmt: skip
     for each in found:
         name = (each.error_type or "").rpartition(".")[2] or each.reason
@@ -261,6 +261,12 @@ def groups(
         parts = (f"in {each.place}" if each.place else "", message, muted)
         line = one_line(": ".join(part for part in parts if part) or each.reason)
         out.print(f"{each.cause}  {line.plain}", cut=True)
+    out.print(
+        f"→ forebay dead show {found[0].dead_id}; after a fix: forebay dead redrive --cause"
+        f" {found[0].cause}",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 @commands.add("mute")

@@ -70,7 +70,9 @@ def list_(
 
 def _what(event: Event) -> str:
     """Return the subject, the change and the detail of an event in a line."""
-    queue = event.queue if event.group is None else f"{event.queue}/{event.group}"
+    queue = event.queue
+    if event.group is not None and (queue is not None or event.group != "default"):
+        queue = f"{queue}/{event.group}" if queue is not None else f"group {event.group}"
     subject = [queue, event.kind, None if event.subject_id is None else str(event.subject_id)]
     parts = [part for part in (*subject, event.detail) if part]
     if event.old is not None and event.new is not None:
@@ -83,4 +85,6 @@ def _what(event: Event) -> str:
 def _short(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={_short(item)}" for name, item in value.items()) or "none"
+    if value == "":
+        return "''"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -196,7 +196,9 @@ def show(
         if number:
             out.print()
         history = histories.get(job.group)
-        rows = _facts(job, history, answers.get(job.group))
+        # A flow that has begun does not expire.
+        may_expire = not job.state.is_final and job.group not in flows
+        rows = _facts(job, history, answers.get(job.group), may_expire=may_expire)
         if not number:
             _add_family(rows, family)
         out.print(rows)
@@ -240,7 +242,16 @@ def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, Any]:
     }
 
 
-def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None) -> Table:
+def _add_waits(rows: Table, job: JobStatus, waits: Explanation) -> None:
+    rows.add_row("waits", waits.answer)
+    # The advice to look here has been followed.
+    if waits.hint and f"forebay jobs show {job.job_id}" not in waits.hint:
+        rows.add_row("", f"→ {waits.hint}")
+
+
+def _facts(
+    job: JobStatus, history: JobHistory | None, waits: Explanation | None, *, may_expire: bool
+) -> Table:
     from forebay.model import JobState
 
     rows = facts_table()
@@ -250,10 +261,7 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         state.append(", cancellation requested", style="yellow")
     rows.add_row("state", state)
     if waits is not None and not job.state.is_final and job.state is not JobState.RUNNING:
-        rows.add_row("waits", waits.answer)
-        # The advice to look here has been followed.
-        if waits.hint and f"forebay jobs show {job.job_id}" not in waits.hint:
-            rows.add_row("", f"→ {waits.hint}")
+        _add_waits(rows, job, waits)
     group = "" if job.group == "default" else f", group {job.group}"
     rows.add_row("queue", f"{job.queue}, priority {job.priority}{group}")
     rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))
@@ -262,7 +270,7 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         ("due", job.run_at),
         ("claimed", job.claimed_at),
         ("ended", job.ended_at),
-        ("expires", None if job.state.is_final else job.expires_at),
+        ("expires", job.expires_at if may_expire else None),
     ):
         if value is not None:
             rows.add_row(name, moment(value))

@@ -62,7 +62,8 @@ def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
 def _print(out: Console, now: Sequence[Problem], others: Sequence[Problem]) -> None:
     out.print(_verdict(now))
     for problem in now[:_SHOWN_MAX]:
-        line = Text.assemble(("✗ ", SEVERITIES[problem.severity]), (problem.name, "bold"))
+        mark, style = SEVERITIES[problem.severity]
+        line = Text.assemble((f"{mark} ", style), (problem.name, "bold"))
         if problem.since is not None:
             line.append(f", {ago(problem.since).replace(' ago', '')}", "dim")
         out.print(line)
@@ -91,7 +92,8 @@ def _verdict(now: Sequence[Problem]) -> Text:
     warnings = len(now) - errors
     parts = [counted(errors, "error")] * bool(errors)
     parts += [counted(warnings, "warning")] * bool(warnings)
-    return Text(f"✗ {', '.join(parts)}", "bold red" if errors else "bold yellow")
+    mark, style = SEVERITIES["error" if errors else "warning"]
+    return Text(f"{mark} {', '.join(parts)}", style)
 
 
 def _print_unknown(error: Any, as_json: bool) -> None:

@@ -22,6 +22,9 @@ From = Annotated[
     option("--from STEP[=KEY]", "Do this step of a flow and all later ones again."),
 ]
 
+#: The kinds of checkpoints with which a wait begins.
+_WAITS: Final = frozenset({"sleep", "wait", "children"})
+
 #: More steps than these are in the output of --json.
 _STEPS_MAX: Final = 20
 
@@ -103,12 +106,14 @@ def print_steps(out: Console, flow: FlowState, *, values: bool) -> None:
         loose=("step", "value"),
     )
     for step in flow.steps[-_STEPS_MAX:]:
+        # What is recorded of it is until when, and not what it returns.
+        waits = flow.waits_for is not None and step is flow.steps[-1] and step.kind in _WAITS
         rows.add_row(
             str(step.no),
             one_line(step.title),
             step.kind,
-            ago(step.at),
-            f"{step.bytes:,}",
+            f"waits, {ago(step.at)}" if waits else ago(step.at),
+            "-" if waits else f"{step.bytes:,}",
             *([one_line(compact(step.value, 200))] if values else []),
         )
     out.print(rows)

@@ -149,7 +149,7 @@ def _problems(found: Sequence[Problem], width: int, most: int) -> list[Text]:
 
 
 def _problem(problem: Problem, width: int) -> Text:
-    mark, style = MARKS.get(problem.state) or ("✗", SEVERITIES[problem.severity])
+    mark, style = MARKS.get(problem.state) or SEVERITIES[problem.severity]
     line = Text.assemble((f"{mark} {problem.code}", style))
     place = problem.name.removeprefix(problem.code).lstrip()
     if place:

@@ -40,8 +40,8 @@ def where(
         argument(
             "JOB|SUBJECT|CORRELATION_ID|KEY",
             (
-                "The id of a job; or a subject, a correlation id, an ordering key, a limit key "
-                "or a unique key."
+                "The id of a job; or a subject, a correlation id, an ordering key, a limit key, "
+                "a unique key or the key of a signal."
             ),
         ),
     ],

@@ -445,8 +445,8 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
         elif last_claim is None or last_claim > _UNSERVED_SECONDS:
             last = "ever" if last_claim is None else f"for {human_duration(last_claim)}"
             remedy = _worker_remedy(queue)
-            if is_ticked and not (claimed or running):
-                what = f"{waits}, which the next tick runs"
+            if is_ticked:
+                what = f"{waits}, which this or the next tick runs"
                 found.append(Finding("queues", Level.NOTICE, what, None, facts[-1]))
             elif not alive:
                 found.append(

@@ -14,7 +14,14 @@ from forebay.model.status import JobHistory, JobStatus
 
 #: How a job was found by ``where``.
 FoundAs = Literal[
-    "job", "subject", "correlation id", "ordering key", "limit key", "endpoint", "unique key"
+    "job",
+    "subject",
+    "correlation id",
+    "ordering key",
+    "limit key",
+    "endpoint",
+    "unique key",
+    "signal",
 ]
 
 

@@ -251,9 +251,9 @@ class Context:
         if self._verbs is None:
             if self._verbs_of is None:
                 raise StepRefused(
-                    shown(name),
+                    name if isinstance(name, str) else shown(name),
                     "needs a worker: this context is made by hand",
-                    hint="Run the job with forebay.testing, or in a worker.",
+                    hint="In a test, run the flow with forebay.testing.run_until_idle(app).",
                 )
             self._verbs = self._verbs_of()
         return self._verbs

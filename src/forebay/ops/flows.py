@@ -301,6 +301,11 @@ def note_unasked(kind: str, names: Sequence[str]) -> Operation[None]:
     )
 
 
+def signal_waits(key: str) -> Operation[list[tuple[str, int]]]:
+    """Return the call that finds the flows that wait for a signal with a key: names and jobs."""
+    return Operation("select name, job_id from forebay.signal_waits(%(key)s)", list, {"key": key})
+
+
 def signal(name: str, key: object, payload: object = None) -> Operation[bool]:
     """Return the call that sends a signal; its result is False if one waits to be taken.
 

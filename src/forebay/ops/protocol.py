@@ -230,17 +230,6 @@ def open_groups(queues: Sequence[str], name: str) -> Operation[list[int]]:
     )
 
 
-def paused_queues(
-    group_ids: Collection[int],
-) -> Operation[list[tuple[str, datetime, datetime | None]]]:
-    """Return which of some groups are paused: the queue, since when, and until when."""
-    return Operation(
-        "select queue, paused_at, resume_at from forebay.paused_queues_v1(%(group_ids)s)",
-        list,
-        {"group_ids": list(group_ids)},
-    )
-
-
 def record_kinds(
     worker: str,
     queues: Mapping[str, str],

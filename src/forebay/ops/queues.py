@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -389,3 +389,14 @@ def _setting_text(value: object) -> str | None:
 def _limits_or_none(rows: ResultRows) -> Limits | None:
     text = scalar(rows)
     return None if text is None else Limits(**json.loads(text))
+
+
+def paused_queues(
+    group_ids: Collection[int],
+) -> Operation[list[tuple[str, datetime, datetime | None]]]:
+    """Return which of some groups are paused: the queue, since when, and until when."""
+    return Operation(
+        "select queue, paused_at, resume_at from forebay.paused_queues_v1(%(group_ids)s)",
+        list,
+        {"group_ids": list(group_ids)},
+    )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.model.alerts import Alert
 from forebay.model.problems import Problem
 from forebay.model.text import counted
-from forebay.watch.rules import CLEAR_SECONDS, NEW_SECONDS, alerts_of_all
+from forebay.watch.rules import CLEAR_SECONDS, alerts_of_all
+from forebay.watch.watched import NEW_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import ConfigError, DatabaseUnavailable, ForeignCluster, SchemaError
 from forebay.model.text import logger
 from forebay.ops import protocol
+from forebay.ops.queues import paused_queues
 from forebay.ops.schema import require_version, schema_version
 from forebay.worker.ground.held import Lease
 
@@ -199,9 +200,7 @@ class LeaseKeeper:
 
     async def _warn_of_pauses(self) -> None:
         """Say why the worker claims nothing from some of its queues."""
-        for queue, paused_at, resume_at in await self._session.run(
-            protocol.paused_queues(self._groups)
-        ):
+        for queue, paused_at, resume_at in await self._session.run(paused_queues(self._groups)):
             until = "" if resume_at is None else f" until {resume_at:%Y-%m-%d %H:%M:%S %Z}"
             log.warning(
                 "queue %s is paused since %s%s: no job of it starts before `forebay queues"

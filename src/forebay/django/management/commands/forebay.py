@@ -19,7 +19,7 @@ _NAME: Final = "manage.py forebay"
 _ADDRESS: Final = "FOREBAY_DATABASE_URL"
 
 #: Commands whose first argument is an application.
-_WITH_APP: Final = {"apply", "worker", "dev"}
+_WITH_APP: Final = {"apply", "worker", "tick", "dev"}
 
 #: Commands whose option --app is the project's application by default.
 _NAMES_KIND: Final = {"enqueue", "backfill"}

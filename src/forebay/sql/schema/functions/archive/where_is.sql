@@ -1,11 +1,11 @@
 -- grant: operator, reader
 
 -- Find jobs by what a person has at hand: an id, a subject, a correlation id, an ordering key, a
--- limit key, an endpoint or a unique key. Newest first, at most `most`, 1 to 100.
+-- limit key, an endpoint, a unique key or the key of a signal that a flow waits for. Newest first, at most `most`, 1 to 100.
 --
 -- Columns:
 --   found_as  job, subject (its newest runs, of all queues), correlation id, ordering key, limit
---             key, endpoint (its newest deliveries) or unique key. A number is the id of a job if
+--             key, endpoint (its newest deliveries), unique key or signal (the flows that wait for it). A number is the id of a job if
 --             there is such a job
 --   is_last   the search was complete; false: it has looked at the newest 1,000,000 rows without a
 --             summary
@@ -26,6 +26,7 @@ declare
     v_names constant text[] := array['correlation_id', 'ordering_key', 'limit_key', 'unique_key'];
     v_found record;
     v_which text;
+    v_waiting bigint[];
 begin
     if (where_is.most between 1 and 100) is not true then
         raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100', coalesce(where_is.most::text, 'null'));
@@ -46,11 +47,14 @@ begin
     if found then
         return;
     end if;
+    v_waiting := array(select distinct w.job_id from forebay.signal_waits(where_is.what) w order by w.job_id desc limit where_is.most);
+    return query select u.job_id, 'signal', true from unnest(v_waiting) u (job_id);
     select f.job_ids, f.next is null as is_last into v_found
     from forebay._find_jobs(
         (select '(' || string_agg(format('j.%I = %L', n, where_is.what), ' or ') || ')' from unnest(v_names) n), null, '&&',
         array(select forebay._term(n, where_is.what) from unnest(v_names) n), null, null, null, where_is.most, null, 1000000, 1) f;
-    foreach job_id in array v_found.job_ids loop
+    foreach job_id in array v_found.job_ids[: where_is.most - cardinality(v_waiting)] loop
+        continue when job_id = any (v_waiting);
         found_as := forebay._found_as(job_id, v_names, where_is.what);
         is_last := v_found.is_last;
         return next;
