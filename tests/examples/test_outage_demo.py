@@ -269,17 +269,17 @@ def test_the_times_of_an_outage_part_the_requests(outage_run):
 
 def test_people_go_on_writing_until_the_backlog_is_worked_off(outage_run, monkeypatch):
     """
-    Not before the end of the outage; with the jobs of the last seconds left; and not for ever.
+    Not before the end of the outage, nor before they have written enough; with the jobs of the last
+    seconds left; and not for ever.
     """
     sent = []
     monkeypatch.setattr(outage_run, "send_line", lambda _, line: sent.append(line))
     monkeypatch.setattr(outage_run, "Ledger", lambda *_: None)
 
-    def stops(healed_at, now, jobs, behind=0):
+    def stops(healed_at, now, jobs, behind=0, writes=0):
         sent.clear()
-        outage = outage_run._Outage(
-            None, SimpleNamespace(event=lambda *_: None), None, None, dsn="", target="", writes=100
-        )
+        view = SimpleNamespace(event=lambda *_: None)
+        outage = outage_run._Outage(None, view, None, None, dsn="", target="", writes=writes)
         outage._rate, outage.record.healed_at = 10.0, healed_at
         counts = outage_run.Counts(100, behind, 0, 0, jobs, 0, 0)
         for _ in range(2):
@@ -291,4 +291,5 @@ def test_people_go_on_writing_until_the_backlog_is_worked_off(outage_run, monkey
     assert stops(40.0, 50.0, 61) == (False, None)
     assert stops(40.0, 50.0, 60, behind=6) == (False, None)
     assert stops(40.0, 50.0, 60, behind=5) == (True, 50.0)
-    assert stops(40.0, 161.0, 5000, behind=5000) == (True, None)
+    assert stops(40.0, 50.0, 60, behind=5, writes=1) == (False, 50.0)
+    assert stops(40.0, 161.0, 5000, behind=5000, writes=1) == (True, None)

@@ -5,14 +5,13 @@ Each request starts at its planned time, whether earlier ones were answered or n
 a free connection counts: all requests during a stall show it. The process first measures how much
 the machine can do, and then uses six tenths of that; less if it cannot keep that up.
 
-Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services
-are sockets. It makes at least that many writes, and continues until its input has a line or ends.
+Usage: python -m annotations.outage.load SERVICE OLD_SERVICE RATE_MAX OLD_RATE; both services are
+sockets. It continues until its input has a line or ends.
 Its output is lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times
 a second, with the time as time.monotonic() has it.
 """
 
 import asyncio
-import itertools
 import json
 import random
 import sys
@@ -175,9 +174,9 @@ async def find_rate(people: People, most: float) -> float:
 async def steadily(
     rate: float,
     act: Callable[[], Coroutine[Any, Any, None]],
-    is_enough: Callable[[int], bool] = lambda _: False,
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Start an action at a rate until the number of starts is enough, and wait for all of them.
+    """Start an action at a rate until it is enough, and wait for all of them.
 
     If many wait for their answers, the rate falls for good: others began to use the machine. What
     was planned before starts at its time, so its wait counts.
@@ -186,9 +185,7 @@ async def steadily(
     least = rate * _LEAST
     running: set[asyncio.Task[None]] = set()
     try:
-        for number in itertools.count():
-            if is_enough(number):
-                break
+        while not is_enough():
             await asyncio.sleep(max(0.0, next_at - time.monotonic()))
             if len(running) >= _MANY and time.monotonic() > slower_at and rate > least:
                 rate, slower_at = max(least, 0.8 * rate), time.monotonic() + 1.0
@@ -202,13 +199,12 @@ async def steadily(
             await asyncio.gather(*running)
 
 
-async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_rate: float) -> None:
+async def main(socket: str, old_socket: str, rate_max: float, old_rate: float) -> None:
     here, there = Http(socket), Http(old_socket)
     people = People(here, there)
     await people.prepare()
     rate = await find_rate(people, rate_max)
     print(json.dumps({"rate": rate}), flush=True)
-    warm = len(people.done)
     report(people)
 
     async def telling() -> None:
@@ -222,7 +218,7 @@ async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_r
         asyncio.create_task(steadily(min(old_rate, rate), people.write_old)),
     ]
     stop = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
-    await steadily(rate, people.write, lambda number: number >= writes - warm and stop.done())
+    await steadily(rate, people.write, stop.done)
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
@@ -232,5 +228,5 @@ async def main(socket: str, old_socket: str, writes: int, rate_max: float, old_r
 
 
 if __name__ == "__main__":
-    _, here, there, number, *rates = sys.argv
-    asyncio.run(main(here, there, int(number), *map(float, rates)))
+    _, here, there, *rates = sys.argv
+    asyncio.run(main(here, there, *map(float, rates)))

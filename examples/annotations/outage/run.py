@@ -59,6 +59,10 @@ _SETTINGS = {
     "ANNOTATIONS_TIMEOUT_SECONDS": "2",
 }
 
+#: On a slow machine people write less in all: the time before the outage, and the outage, end at
+#: these times.
+_BEFORE_SECONDS_MAX, _OUTAGE_SECONDS_MAX = 60.0, 200.0
+
 _SECONDS_MAX = 600.0
 
 #: The backlog is worked off when the jobs left are those of writes of the last seconds, within
@@ -262,7 +266,7 @@ class _Outage:
         load = self._processes.start(
             "the load", "annotations.outage.load",
             *(str(self._folder / "new"), str(self._folder / "old")),
-            *(str(self._writes), str(_RATE_MAX), str(_OLD_RATE)),
+            *(str(_RATE_MAX), str(_OLD_RATE)),
         )  # fmt: skip
         listener = threading.Thread(target=self._listen, args=(load.stdout,), daemon=True)
         listener.start()
@@ -271,6 +275,12 @@ class _Outage:
             done = len(record.writes())
             now = time.monotonic() - self._begun
             steady = now - record.measured_at if self._rate else 0.0
+            if record.cut_at is None and steady > _BEFORE_SECONDS_MAX:
+                self._writes = min(self._writes, int(done / _CUT_AT))
+            elif (
+                record.cut_at and not record.healed_at and now - record.cut_at > _OUTAGE_SECONDS_MAX
+            ):
+                self._writes = min(self._writes, int(done / _HEAL_AT))
             if (
                 record.cut_at is None
                 and done >= _CUT_AT * self._writes
@@ -312,7 +322,9 @@ class _Outage:
         self._let_the_old_order_finish()
 
     def _look_at_the_backlog(self, load: subprocess.Popen[str], now: float, counts: Counts) -> None:
-        """Let people stop when the backlog is worked off, or much too late."""
+        """Let people stop when they have written enough and the backlog is worked off, or much too
+        late.
+        """
         record = self.record
         if record.healed_at is None or self._is_stopped:
             return
@@ -321,7 +333,11 @@ class _Outage:
         if is_caught_up and record.caught_up_at is None:
             record.caught_up_at = now
             self._view.event("the backlog is worked off", "bold green")
-        if is_caught_up or now - record.healed_at > _CATCH_UP_SECONDS_MAX:
+        done = len(record.writes())
+        is_late = now - record.healed_at > _CATCH_UP_SECONDS_MAX
+        if is_late:
+            self._writes = min(self._writes, done)
+        if is_late or (is_caught_up and done >= self._writes):
             self._is_stopped = True
             with contextlib.suppress(
                 OSError
