@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote, urlsplit
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
-from forebay.model.text import logger
+from forebay.model.text import logger, whole_number
 from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sent, Sink
 from forebay.sinks._kafka_reader import Reader, Wanted, codes
 from forebay.sinks._support import (
@@ -374,10 +374,9 @@ class Kafka(Sink):
         wanted: Wanted = {}
         for place, one in enumerate(sent):
             topic, _, rest = (one.proof or "").partition("/")
-            partition, _, offset = rest.partition("/")
-            if partition.isdecimal() and offset.isdecimal():
-                offsets = wanted.setdefault((topic, int(partition)), {})
-                offsets.setdefault(int(offset), []).append(place)
+            partition, offset = map(whole_number, rest.partition("/")[::2])
+            if partition is not None and offset is not None:
+                wanted.setdefault((topic, partition), {}).setdefault(offset, []).append(place)
         if not wanted:
             return results
         reader = Reader(
