@@ -87,6 +87,12 @@ def test_each_way_to_be_found_has_a_screen(where, conn):
             "select 'shop' from forebay.create_endpoint("
             "'shop', 'http', '{\"url\": \"https://a.example/\"}'), forebay.send('shop', '{}')",
         ),
+        "signal": lambda: one(
+            conn,
+            "insert into forebay.waiter (name, key, job_id, group_id, no, step, since)"
+            " values ('approval', 'ann', %s, 1, 1, 'approval', now()) returning key",
+            enqueue(conn),
+        ),
     }
     for name in get_args(FoundAs):
         if name in made:
