@@ -345,7 +345,7 @@ class Console:
 
 def _width_of(file: TextIO, *, is_terminal: bool) -> int:
     given = os.environ.get("COLUMNS", "")
-    if given.isdigit() and int(given):
+    if given.isdecimal() and len(given) < 6 and int(given):
         return int(given)
     try:
         return os.get_terminal_size(file.fileno()).columns if is_terminal else _WIDTH

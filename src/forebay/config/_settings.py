@@ -467,7 +467,14 @@ def listen_address(text: str) -> str | tuple[str, int]:
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_host = re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[\w.-]*", host) is not None
-    if not (colon and is_host and port.isascii() and port.isdigit() and int(port) < 65_536):
+    if not (
+        colon
+        and is_host
+        and port.isascii()
+        and port.isdigit()
+        and len(port) < 6
+        and int(port) < 65_536
+    ):
         raise ConfigError(
             "health",
             f"is {shown(text)}, not an address to listen at",

@@ -117,7 +117,7 @@ def _of_path() -> Path | None:
 
 
 def _of_debian() -> list[Path]:
-    folders = [f for f in Path("/usr/lib/postgresql").glob("*/bin") if f.parent.name.isdigit()]
+    folders = [f for f in Path("/usr/lib/postgresql").glob("*/bin") if f.parent.name.isdecimal()]
     return sorted(folders, key=lambda folder: int(folder.parent.name), reverse=True)
 
 
