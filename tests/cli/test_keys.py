@@ -44,11 +44,13 @@ def why(forebay, option, key):
 
 
 def waits(forebay, database, job_id):
-    """Return what `jobs show` says of a waiting job, in one line."""
+    """Return what explains a waiting job: `jobs show` says it, with what can be done."""
     shown = forebay("jobs", "show", job_id).out
     (explained,) = Client(database).explain(job_id)
     found = re.search(r"^waits\s+(.*?)^queue ", shown, re.DOTALL | re.MULTILINE)
-    assert " ".join(found[1].split()) == explained.answer
+    answer, _, hint = " ".join(found[1].split()).partition(" → ")
+    assert answer == explained.answer
+    assert hint in ("", explained.hint)
     return explained
 
 

@@ -89,8 +89,8 @@ def test_each_way_to_be_found_has_a_screen(where, conn):
         ),
         "signal": lambda: one(
             conn,
-            "insert into forebay.waiter (name, key, job_id, group_id, no, step, since)"
-            " values ('approval', 'ann', %s, 1, 1, 'approval', now()) returning key",
+            "insert into forebay.waiter (name, key, job_id, group_id, step, since)"
+            " values ('approval', 'ann', %s, 1, 'approval', now()) returning key",
             enqueue(conn),
         ),
     }

@@ -309,7 +309,7 @@ async def test_a_transaction_that_outlives_its_timeout_cannot_commit(app, conn, 
                 ctx.job  # noqa: B018 - a handler that does not notice by itself
             raise RuntimeError("too late")
 
-    work = declare(app, body, max_attempts=1, timeout=0.2)
+    work = declare(app, body, max_attempts=1, timeout=1)
     late = work.enqueue(conn, 1)
     async with running(app):
         await wait_for_async(lambda: state(conn, late) == "dead")
