@@ -1027,3 +1027,34 @@ def test_a_migration_does_not_wait_for_it(conn, database):
         conn.execute("select forebay._require_gone(1000)")
         with Reader(database):
             assert sqlstate(conn, "select forebay._require_gone(1000)") == "JQ020"
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        {"queues": "mail"}, {"queues": [1]}, {"queues": {"mail": 1}}, {"queues": [["mail"]]},
+        {"pid": "one"}, {"pid": -1}, {"pid": [1]}, {"pid": 1e300}, {"concurrency": {}},
+        {"processes": True}, {"uptime_seconds": "1"}, {"uptime_seconds": 1e300}, [], "text", 7,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_details_that_would_break_a_screen_are_refused(conn, details):
+    """Nothing is written, and the screens of all workers work on."""
+    query = "select forebay.open_lease_v1('w', p_details => %s::jsonb)"
+    assert sqlstate(conn, query, json.dumps(details)) == "JQ001"
+    assert one(conn, "select count(*) from forebay.lease") == 0
+
+
+@pytest.mark.parametrize(
+    "details",
+    [{}, {"queues": None, "pid": None}, {"pid": 1.7, "concurrency": 0, "queues": []}, {"x": [1]}],
+    ids=str,
+)
+def test_details_that_say_little_are_shown(conn, details):
+    """Of what is missing, the screens show nothing."""
+    lease = one(
+        conn, "select forebay.open_lease_v1('w', p_details => %s::jsonb)", json.dumps(details)
+    )
+    assert one(conn, "select count(*) from forebay.workers()") == 1
+    one(conn, "select forebay.close_lease_v1(%s)", lease)
+    assert one(conn, "select count(*) from forebay.ended_workers()") == 1

@@ -11,7 +11,7 @@
 --                      worker passes it, no migration removes what such code calls while the lease
 --                      is open; null: not reported
 --   p_details          what forebay.workers() shows: an object with `host`, `pid`, `group`,
---                      `queues`, `app`, `app_version`, `version`, `concurrency` and
+--                      `queues`, `app`, `app_version`, `version`, `concurrency`, `processes` and
 --                      `uptime_seconds`, at most 20,000 bytes
 --
 -- Errors: JQ001 a bad duration, no name, or bad details, JQ020 the schema no longer serves code of
@@ -38,6 +38,15 @@ begin
     end if;
     if p_details is not null and (jsonb_typeof(p_details) <> 'object' or octet_length(p_details::text) > 20000) then
         raise exception using errcode = 'JQ001', message = 'details of a worker must be an object of at most 20000 bytes';
+    elsif exists (
+        select from jsonb_each(p_details) d
+        where d.value <> 'null' and not case
+            when d.key in ('pid', 'concurrency', 'processes', 'uptime_seconds') then jsonb_typeof(d.value) = 'number' and d.value between '0' and '2147483647'
+            when d.key = 'queues' then jsonb_typeof(d.value) = 'array' and not d.value @? 'strict $[*] ? (@.type() != "string")'
+            else true end) then
+        -- Else the screens that read them would end with an error, for all workers.
+        raise exception using errcode = 'JQ001',
+            message = 'details of a worker: pid, concurrency, processes and uptime_seconds must be numbers from 0 to 2147483647, and queues texts';
     end if;
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();

@@ -37,8 +37,8 @@ begin
     select l.worker, case when l.signal is not null then 'crashed' when l.closed_as = 'revoked' then 'lost'
                           when l.closed_as = 'adopted' then 'adopted' else 'stopped' end,
            l.signal, exists (select from forebay.lease o where o.closed_at is null and o.worker = l.worker),
-           l.details ->> 'host', (l.details ->> 'pid')::integer, l.details ->> 'group',
-           (select array_agg(q) from jsonb_array_elements_text(l.details -> 'queues') q), l.details ->> 'app', l.details ->> 'app_version',
+           l.details ->> 'host', (l.details ->> 'pid')::numeric::integer, l.details ->> 'group',
+           (select array_agg(q) from jsonb_array_elements_text(nullif(l.details -> 'queues', 'null')) q), l.details ->> 'app', l.details ->> 'app_version',
            coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), l.alive_at, l.closed_at,
            coalesce((l.held ->> 'jobs')::integer, 0), coalesce((l.held ->> 'used_attempt')::integer, 0), coalesce(l.held -> 'kinds', '{}'),
            coalesce((select array_agg(i::bigint) from jsonb_array_elements_text(l.held -> 'job_ids') i), '{}'), l.stop_by

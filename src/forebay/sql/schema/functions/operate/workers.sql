@@ -39,12 +39,12 @@ begin
         select l.worker, array_agg(l.lease_id order by l.opened_at desc) as ids, (array_agg(l.details order by l.opened_at desc))[1] as details,
                min(l.opened_at) as opened_at
         from forebay.lease l where l.closed_at is null group by l.worker)
-    select l.worker, l.details ->> 'host', (l.details ->> 'pid')::integer, l.details ->> 'group',
-           (select array_agg(q) from jsonb_array_elements_text(l.details -> 'queues') q),
+    select l.worker, l.details ->> 'host', (l.details ->> 'pid')::numeric::integer, l.details ->> 'group',
+           (select array_agg(q) from jsonb_array_elements_text(nullif(l.details -> 'queues', 'null')) q),
            l.details ->> 'app', l.details ->> 'app_version', l.details ->> 'version',
            coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), h.heartbeat_at,
-           coalesce(s.concurrency, (l.details ->> 'concurrency')::integer), h.memory_kb * 1024::bigint,
-           coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]'), (l.details ->> 'processes')::integer,
+           coalesce(s.concurrency, (l.details ->> 'concurrency')::numeric::integer), h.memory_kb * 1024::bigint,
+           coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]'), (l.details ->> 'processes')::numeric::integer,
            s.stop_at, s.stop_by
     from leases l
     left join lateral (select b.heartbeat_at, b.running_jobs, b.memory_kb
