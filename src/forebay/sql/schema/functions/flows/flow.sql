@@ -82,14 +82,14 @@ as $$
 #variable_conflict use_variable
 declare
     v_step   record;
-    v_parked timestamptz := forebay._parked_until(p_job_id, p_group_id);
+    v_next   constant integer := forebay._next_step(p_job_id, p_group_id);
+    v_parked constant timestamptz := forebay._parked_until(p_job_id, p_group_id);
 begin
     if v_parked is null then
         return;
     end if;
     for v_step in
-        select s.no, s.kind, s.name, s.key, s.value, s.at, row_number() over (order by s.no desc) = 1 as is_last
-        from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id
+        select s.no, s.kind, s.name, s.key, s.value, s.at from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id
         order by s.no desc
     loop
         -- Behind a cancellation the flow compensates: what it waited for before is over.
@@ -108,7 +108,7 @@ begin
             select 'children', g.gather_id, g.children, g.begun_at into waits_for, gather_id, children, since
             from forebay.gather g
             where g.job_id = p_job_id and g.group_id = p_group_id and g.no = v_step.no
-              and (v_step.is_last or g.children > coalesce((select c.ended from forebay.gather_count c
+              and (v_step.no = v_next - 1 or g.children > coalesce((select c.ended from forebay.gather_count c
                                                             where c.gather_id = g.gather_id order by c.no desc limit 1), 0));
         end if;
         exit when waits_for is not null;
