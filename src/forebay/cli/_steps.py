@@ -107,7 +107,8 @@ def print_steps(out: Console, flow: FlowState, *, values: bool) -> None:
     )
     for step in flow.steps[-_STEPS_MAX:]:
         # What is recorded of it is until when, and not what it returns.
-        waits = flow.waits_for is not None and step is flow.steps[-1] and step.kind in _WAITS
+        is_its_step = (step.name, step.key) == (flow.step, flow.step_key)
+        waits = flow.waits_for is not None and is_its_step and step.kind in _WAITS
         rows.add_row(
             str(step.no),
             one_line(step.title),

@@ -16,6 +16,7 @@ from forebay.moving.found import (
     UnkeptError,
     Work,
     digest_of,
+    source_id_of,
 )
 from forebay.moving.redis_words import list_from_tail, opened, place_of, reading
 
@@ -25,8 +26,6 @@ _SEPARATOR: Final = "\x06\x16"
 #: Messages that workers have taken and not acknowledged, among them those with an eta.
 _UNACKED: Final = "unacked"
 _BODY_PARTS: Final = 3
-#: Characters of a task's id in the key of its job.
-_ID_SHOWN: Final = 100
 
 
 class CeleryRedis:
@@ -116,7 +115,7 @@ def _job(message: Any) -> FoundJob:
     priority = properties.get("priority")
     return FoundJob(
         name=_name(message),
-        source_id=f"celery:{task_id[:_ID_SHOWN]}:{_digest(message)}",
+        source_id=source_id_of("celery", task_id, _digest(message)),
         work=Work(
             task=task,
             positional=tuple(positional),

@@ -10,6 +10,9 @@ from typing import Any, Final, Protocol
 
 from forebay._dataclass import dataclass
 
+#: Characters of a job's name in its source, in the key of the job here.
+_NAME_SHOWN: Final = 100
+
 #: Characters of an owner, as forebay.apply_schedules() takes it.
 _OWNER_MAX: Final = 200
 
@@ -33,6 +36,11 @@ def instant_of(text: str) -> datetime:
 def digest_of(*parts: str | bytes | float | None) -> str:
     """Return a digest of what a job or a place is known by: 16 characters."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def source_id_of(place: str, name: object, digest: str) -> str:
+    """Return what a job of a source is known by: a name that may be chosen does not suffice."""
+    return f"{place}:{str(name)[:_NAME_SHOWN]}:{digest}"
 
 
 def owner_of(command: str, source: str | None, place: str) -> str:

@@ -16,6 +16,7 @@ from forebay.moving.found import (
     UnkeptError,
     Work,
     digest_of,
+    source_id_of,
 )
 from forebay.moving.redis_words import list_from_head, opened, place_of, reading
 
@@ -30,8 +31,6 @@ _MORE: Final = {
     b"rate_limit_key": "has a rate limit: declare key_rate at the queue",
 }
 _PARTS: Final = 4
-#: Characters of a job's id in the key of its job here.
-_ID_SHOWN: Final = 100
 
 
 class Rq:
@@ -98,8 +97,9 @@ class Rq:
         return FoundJob(
             name=f"{task} {name}",
             # An id may be chosen, and be that of another job later, or in another Redis.
-            source_id=f"rq:{name[:_ID_SHOWN]}:"
-            + digest_of(name, facts[b"data"], facts.get(b"created_at")),
+            source_id=source_id_of(
+                "rq", name, digest_of(name, facts[b"data"], facts.get(b"created_at"))
+            ),
             work=Work(task=task, positional=tuple(positional), named=named),
             run_at=run_at,
             expires_at=expires_at,

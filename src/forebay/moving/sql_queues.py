@@ -19,6 +19,7 @@ from forebay.moving.found import (
     Work,
     digest_of,
     instant_of,
+    source_id_of,
 )
 from forebay.moving.sql_words import place_of
 from forebay.ops.operation import Operation
@@ -132,8 +133,9 @@ class SqlQueue:
             return FoundJob(
                 name=name,
                 # The ids of a table that was emptied may begin again.
-                source_id=f"{self._place}:{row.id}:"
-                + digest_of(row.task, row.args, row.payload, row.made),
+                source_id=source_id_of(
+                    self._place, row.id, digest_of(row.task, row.args, row.payload, row.made)
+                ),
                 work=Work(
                     task=row.task,
                     named=_arguments(row),

@@ -134,6 +134,9 @@ as $$
                             where b.group_id = p_group_id and b.lane = i.lane and b.lease_id is not null
                             order by b.no desc limit 1) b
         order by b.claimed_at desc limit 1),
+    ticked as materialized (
+        select max(t.ended_at) as ended_at, max(t.expected_by) as expected_by
+        from forebay.ticks() t where t.group_name = p_group_name and p_queue = any (t.queues)),
     names as (
         select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
                          or coalesce(a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name, false) as serves
@@ -145,8 +148,8 @@ as $$
         'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
         'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.serves order by 1 limit 5) n), '[]'),
         'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.serves order by 1 limit 5) n), '[]'),
-        'tick_ended_at', (select max(t.ended_at) from forebay.ticks() t where t.group_name = p_group_name and p_queue = any (t.queues)),
-        'tick_expected_by', (select max(t.expected_by) from forebay.ticks() t where t.group_name = p_group_name and p_queue = any (t.queues)),
+        'tick_ended_at', (select t.ended_at from ticked t),
+        'tick_expected_by', (select t.expected_by from ticked t),
         'last_claim_at', (select n.claimed_at from newest n),
         'last_claim_by', (select l.worker from newest n join forebay.lease l using (lease_id)),
         'last_claim_alive', exists (select from newest n join alive a using (lease_id) where a.silent <= a.lease_seconds),
