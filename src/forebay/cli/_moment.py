@@ -55,7 +55,7 @@ def parted(token: str | None) -> tuple[str | None, datetime | None]:
     """Return a token as the database made it, and the moment that it carries, or None.
 
     Raises:
-        ConfigError: what stands behind the ``@`` is no moment.
+        ConfigError: what stands behind the ``@`` is not a moment.
     """
     if token is None:
         return None, None

@@ -105,7 +105,7 @@ class User:
             empty: look only. Kept as a frozenset.
 
     Raises:
-        ConfigError: the name is no text of 1 to 200 characters, or has a control character; or
+        ConfigError: the name is not a text of 1 to 200 characters, or has a control character; or
             ``permissions`` are something else.
     """
 
