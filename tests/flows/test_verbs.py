@@ -6,6 +6,7 @@ import pytest
 
 import forebay
 from forebay import RetryPolicy
+from forebay.errors import FlowError, StepChanged, StepRefused
 from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import run_retries
 
@@ -243,4 +244,88 @@ async def test_a_step_that_fails_is_tried_again_and_then_reaches_the_handler(app
     await run_retries(app, conn)
     assert len(tries) == 3
     assert seen == ["step 'charge' failed: OSError: no card", "refund"]
+    assert state(conn, job) == "done"
+
+
+class NoHash:
+    """A function that no table can have as a key."""
+
+    __hash__ = None
+
+    def __call__(self, n: int) -> int:
+        return n
+
+
+def same(n: int) -> int:
+    return n
+
+
+def as_text(n: int) -> str:
+    return str(n)
+
+
+#: What a later attempt asks for, and gets: a value, or the error of a verb.
+ASKED_AGAIN = [
+    ({"name": "number", "key": 1}, 1),
+    ({"name": "number", "key": 1}, StepRefused),
+    ({"name": "number", "key": "2"}, 2),
+    ({"name": "number", "key": 3, "retry": "often"}, StepRefused),
+    ({"name": "number", "key": 3, "function": NoHash()}, 3),
+    ({"name": "new", "key": 4, "also": ["number"]}, 4),
+    ({"name": "number", "key": True}, StepRefused),
+    ({"name": 7, "key": 5}, StepRefused),
+    ({"name": "number", "key": 5, "function": as_text}, StepChanged),
+    ({"name": "number", "key": 6, "function": as_text}, StepChanged),
+    ({"name": "item", "key": 1}, StepChanged),
+    ({"name": "number", "key": 99}, 0),
+    ({"name": "number", "key": 99}, StepRefused),
+]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_a_recorded_step_is_checked_as_a_new_one(app, conn, flavour):
+    """A later attempt has a shorter way to what is recorded, with the same answers."""
+    attempts = []
+    found = []
+
+    def again(ctx, asked):
+        given = dict(asked)
+        return ctx.step(given.pop("name"), given.pop("function", same), 0, **given)
+
+    if flavour == "async":
+
+        @app.job(retry=SOON)
+        async def work(ctx: forebay.Context) -> None:
+            attempts.append(1)
+            if len(attempts) == 1:
+                for n in range(1, 7):
+                    await ctx.step("number", same, n, key=n)
+                async for _ in ctx.each("item", [1], key=same):
+                    pass
+                raise ValueError
+            for asked, _ in ASKED_AGAIN:
+                try:
+                    found.append(await again(ctx, asked))
+                except FlowError as error:
+                    found.append(type(error))
+    else:
+
+        @app.job(retry=SOON)
+        def work(ctx: forebay.Context) -> None:
+            attempts.append(1)
+            if len(attempts) == 1:
+                for n in range(1, 7):
+                    ctx.step("number", same, n, key=n)
+                for _ in ctx.each("item", [1], key=same):
+                    pass
+                raise ValueError
+            for asked, _ in ASKED_AGAIN:
+                try:
+                    found.append(again(ctx, asked))
+                except FlowError as error:
+                    found.append(type(error))
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert found == [expected for _, expected in ASKED_AGAIN]
     assert state(conn, job) == "done"

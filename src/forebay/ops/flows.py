@@ -32,8 +32,8 @@ class Checkpoint(NamedTuple):
         name: of the step.
         key: of one of several steps with that name; None for the only one.
         value: the result as JSON text; None for nothing.
-        at: when it was recorded, by the clock of the database.
-        age: seconds since then, when it was read.
+        at: when a sleep or a wait began, by the clock of the database; None for others.
+        age: seconds since then, when it was read; None for others.
     """
 
     no: int
@@ -41,8 +41,8 @@ class Checkpoint(NamedTuple):
     name: str
     key: str | None
     value: str | None
-    at: datetime
-    age: float
+    at: datetime | None
+    age: float | None
 
 
 @dataclass(slots=True)

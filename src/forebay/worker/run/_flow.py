@@ -65,6 +65,9 @@ _COMMIT_SECONDS: Final = 1.0
 #: A failure names at most this number of steps beside it.
 _BESIDE_MOST: Final = 100
 
+#: Types of keys that are equal only if their texts are.
+_PLAIN_KEYS: Final = (type(None), str, int)
+
 
 class Unwound(BaseException):
     """Ends an attempt from within a step; no handler should catch it.
@@ -266,6 +269,24 @@ class Flow:
                 return found[each, text]
         self._note_asked(name, text)
         return None
+
+    def recorded(self, name: object, key: object, kinds: str) -> Checkpoint | None:
+        """Return what is recorded for a step, and note that it was asked for, as ``find`` does.
+
+        None where anything else may have to be done: then ``find`` does it. A resumed handler asks
+        for each of its steps again, so this is what a long flow costs.
+        """
+        is_plain = type(name) is str and type(key) in _PLAIN_KEYS
+        if not is_plain or self._found is None or self._cancelled is not None:
+            return None
+        if self.unwound is not None or self._is_over or self.held.ended:
+            return None
+        step = (name, str(key) if type(key) is int else key)
+        found = self._found.get(step)  # type: ignore[arg-type]
+        if found is None or found.kind not in kinds or step in self._asked:
+            return None
+        self._asked.add(step)  # type: ignore[arg-type]
+        return found
 
     def _note_asked(self, name: str, key: str | None) -> None:
         if (name, key) in self._asked:

@@ -120,11 +120,14 @@ def encoded(step: str, result: Any) -> Json:
 
 def result_of(found: Checkpoint, as_type: Any) -> Any:
     """Return what a checkpoint of a step says, or raise its failure."""
-    name = shown_step(found.name, found.key)
     if found.kind == "f":
         facts = msgspec.json.decode(found.value or "{}")
+        name = shown_step(found.name, found.key)
         raise StepFailed(name, facts.get("type", "?"), facts.get("message", ""))
-    return decoded(name, found.value, as_type)
+    try:
+        return decode_result(found.value or "null", as_type)
+    except (ConfigError, ValueError):
+        return decoded(shown_step(found.name, found.key), found.value, as_type)
 
 
 def decoded(step: str, value: str | None, as_type: Any) -> Any:
@@ -154,6 +157,8 @@ def time_of(
 
 def seconds_left(found: Checkpoint, began: dict[str, Any]) -> float:
     """Return how long a sleep lasts from now on, by the clock of the database."""
+    assert found.at is not None
+    assert found.age is not None
     if "until" in began:
         now = found.at + timedelta(seconds=found.age)
         return (datetime.fromisoformat(began["until"]) - now).total_seconds()

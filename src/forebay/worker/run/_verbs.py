@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import random
@@ -27,7 +28,7 @@ from forebay.errors import (
     WaitTimeout,
     shown,
 )
-from forebay.ops.flows import FlowEnd, NewStep, Wait
+from forebay.ops.flows import Checkpoint, FlowEnd, NewStep, Wait
 from forebay.ops.protocol import Ended
 from forebay.policy.error_text import describe_exception
 from forebay.policy.retry import GiveUp, RetryPolicy
@@ -114,9 +115,27 @@ class Verbs:
         self._parts = parts
         self._flow = flow
         self._do: Callable[[object, Generator[Any, Any, Any]], Any] = flow.answer
+        #: The functions of steps that were checked in this attempt, with the types of their results.
+        self._checked: dict[Any, Any] = {}
 
     def step(self, asked: Step, *, in_transaction: bool) -> Any:
         """Do a step, see ``Context.step`` and ``Context.once``."""
+        if (found := self._recorded(asked)) is not None:
+            return result_of(found, self._checked[asked.function])
+        return self._step(asked, in_transaction=in_transaction)
+
+    def _recorded(self, asked: Step) -> Checkpoint | None:
+        """Return the checkpoint of a step that has succeeded, if nothing of it is to be checked."""
+        if asked.retry is not None or asked.also:
+            return None
+        try:
+            if asked.function not in self._checked:
+                return None
+        except TypeError:  # It has no hash.
+            return None
+        return self._flow.recorded(asked.name, asked.key, "so")
+
+    def _step(self, asked: Step, *, in_transaction: bool) -> Any:
         flow = self._flow
         kind = "o" if in_transaction else "s"
         name, key = asked.name, asked.key
@@ -125,6 +144,8 @@ class Verbs:
             policy = policy_of(name, asked.retry, flow.call.kind.retry)
             self._check(asked)
             as_type = step_type(asked.function, name)
+            with contextlib.suppress(TypeError):  # It has no hash.
+                self._checked[asked.function] = as_type
             found = yield from flow.find(name, key, "sof", tuple(asked.also))
             if found is not None:
                 return result_of(found, as_type)
@@ -232,6 +253,7 @@ class Verbs:
             if found.kind == "p":
                 began = msgspec.json.decode(found.value or "{}")
                 seconds = began.get("seconds")
+                assert found.age is not None
                 left = None if seconds is None else seconds - found.age
                 wait = Wait(name, began["key"], found.name, found.key)
                 if left is None or left > 0:
@@ -352,6 +374,8 @@ class Verbs:
         flow = self._flow
         for item in items:
             text = item_key(name, key, item)
+            if flow.recorded(name, text, "e") is not None:
+                continue
             if flow.answer(name, flow.find(name, text, "e")) is not None:
                 continue
             yield item
@@ -365,6 +389,12 @@ class AsyncVerbs(Verbs):
         super().__init__(parts, flow)
         self._do = flow.answer_async
 
+    async def step(self, asked: Step, *, in_transaction: bool) -> Any:
+        """Do a step, see ``Context.step`` and ``Context.once``."""
+        if (found := self._recorded(asked)) is not None:
+            return result_of(found, self._checked[asked.function])
+        return await self._step(asked, in_transaction=in_transaction)
+
     def each(self, name: str, items: Any, key: Callable[[Any], object]) -> AsyncIterator[Any]:
         """Do a loop with a checkpoint for each item, see ``Context.each``."""
         return self._each_async(name, items, key)
@@ -375,6 +405,8 @@ class AsyncVerbs(Verbs):
         flow = self._flow
         async for item in _async_items(items):
             text = item_key(name, key, item)
+            if flow.recorded(name, text, "e") is not None:
+                continue
             if await flow.answer_async(name, flow.find(name, text, "e")) is not None:
                 continue
             yield item
