@@ -98,7 +98,8 @@ class CallRunner:
                     call.cut()
                 self._fail(call, helds, error)
         finally:
-            call.forget_flow()
+            if call.flow is not None:
+                call.forget_flow()
             for timer in call.timers:
                 timer.cancel()
             if self._slots.calls.pop(call, None) is not None:

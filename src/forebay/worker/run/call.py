@@ -82,7 +82,7 @@ class Call(msgspec.Struct, eq=False, weakref=True):
 
         None for a batch, and for a call that a test makes without a worker: its job has no row.
         """
-        if self.kind.is_batch or self.task is None:
+        if self.kind.batch_size is not None or self.task is None:
             return None
         row = self.helds[0].row
         return row.job_id, row.correlation_id
@@ -94,7 +94,7 @@ class Call(msgspec.Struct, eq=False, weakref=True):
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the handler."""
         before = (self.context,) if self.kind.takes_context else ()
-        if self.kind.is_batch:
+        if self.kind.batch_size is not None:
             return (*before, self.items), {}
         return before, self.items[0]
 
@@ -126,10 +126,9 @@ class Call(msgspec.Struct, eq=False, weakref=True):
 
     def forget_flow(self) -> None:
         """Let go of the steps, which refer to this call: it would keep its arguments for long."""
-        if self.flow is not None:
-            self.flow = None
-            if self.context is not None:
-                self.context._forget_steps()
+        self.flow = None
+        if self.context is not None:
+            self.context._forget_steps()
 
     def cancel_timers(self) -> None:
         """Cancel the timeouts of the call."""

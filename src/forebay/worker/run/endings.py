@@ -73,7 +73,8 @@ def decode(
         kind = kinds.get(row.kind)
     except UnknownKind as error:
         return unknown_kind(row, error)
-    if is_callback(row.headers):
+    # Most jobs have no headers, and this runs for each.
+    if row.headers is not None and is_callback(row.headers):
         return kind, None
     if kind.takes_raw and isinstance(row.args, msgspec.Raw | dict):
         return kind, raw_args(row.args)
@@ -120,7 +121,7 @@ def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
         InvalidJob: the arguments do not fit the handler.
     """
     item = kind.decode(held.row.args)
-    return job_of(held, kind, group) if kind.is_batch and item is held.row.args else item
+    return job_of(held, kind, group) if item is held.row.args and kind.is_batch else item
 
 
 def endings(call: Call, result: Any) -> list[Ended | None]:
@@ -133,7 +134,9 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
         TypeError: the sequence does not fit the jobs.
     """
     kind = call.kind
-    _note_children(call, result)
+    # Most calls have one job without headers.
+    if len(call.helds) > 1 or call.helds[0].row.headers is not None:
+        _note_children(call, result)
     keeps_nothing = kind.keep_result_seconds is None and kind.subject is None
     if (
         keeps_nothing
@@ -344,7 +347,6 @@ def error_record(job: Job, record: Any, *, message: str) -> dict[str, Any]:
 def _note_children(call: Call, result: Any) -> None:
     """Note what the parents of the jobs learn of their ends, if they are children of flows."""
     for held in call.helds:
-        # Most jobs have no headers, and this runs for each.
         if held.row.headers is None or (parent := parent_of(held.row.headers)) is None:
             continue
         held.child = ChildEnd(parent.gather, parent.nr, held.row.job_id)

@@ -130,10 +130,11 @@ class Settler:
         job.batch.close([job.row.offset])
 
     def _mark_dirty(self, batch: Batch) -> None:
-        self._dirty[batch] = None
         if batch.is_awaited:
             self._hurry.set()
-        self._notice()
+        if batch not in self._dirty:  # Otherwise the next flush takes this job too.
+            self._dirty[batch] = None
+            self._notice()
 
     def _notice(self) -> None:
         self._idle.clear()
