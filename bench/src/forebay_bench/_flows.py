@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
+
 import forebay
 from forebay_bench import _ours
 
@@ -28,6 +30,16 @@ async def _same(number: int) -> int:
 
 async def _update(conn: Any, number: int) -> None:
     await conn.execute(_ours._UPDATE, [number])
+
+
+def create(dsn: str) -> None:
+    """Make the tables that handlers write into."""
+    _ours.create_effects(dsn)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "create table done (turn bigint, number integer, step integer,"
+            " primary key (turn, number, step))"
+        )
 
 
 def _row(number: int, step: int) -> int:
@@ -55,6 +67,16 @@ class Queue(_ours.Queue):
             for step in range(10):
                 async with self._pool.connection() as conn:
                     await _update(conn, _row(number, step))
+
+        @app.job(name="row_by_hand_10", queue="row_by_hand_10")
+        async def row_by_hand(number: int) -> None:
+            for step in range(10):
+                async with self._pool.connection() as conn:
+                    await _update(conn, _row(number, step))
+                    # What a careful user writes, so that a retry can see what is done.
+                    await conn.execute(
+                        "insert into done values (txid_current(), %s, %s)", [number, step]
+                    )
 
         @app.job(name="child", queue="gather")
         async def child(number: int) -> None:

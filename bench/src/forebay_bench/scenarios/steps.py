@@ -3,7 +3,8 @@
 - step: flows of ten steps and of none, drained by one worker process. Their difference, divided by
   the steps, is a step: rows, transactions, log, CPU time. Steps a second are those of the whole
   drain. Rows and transactions are those of the whole database, maintenance included.
-- once: the same with ten effects, beside jobs that commit ten effects by hand.
+- once: the same with ten effects, beside jobs that commit ten effects by hand, alone and with a
+  row that says that it is done.
 - flows of five steps: Forebay and its peers, each with everything that a flow costs.
 - gather: a flow that gathers children that do nothing, their enqueue included, beside a drain of as
   many jobs; and the time from the end of the last child's handler to the first line of the parent.
@@ -31,10 +32,9 @@ import psycopg
 
 from forebay.ops import flows, maintenance, protocol
 from forebay.ops.claimed import decoded_args
-from forebay_bench import _ours
+from forebay_bench import _flows, _ours
 from forebay_bench._cpu import micros_text
 from forebay_bench._engine import Runner, runner
-from forebay_bench._flows import SIGNAL
 from forebay_bench._holders import HeldDatabase, hold
 from forebay_bench._idle_cost import idle_cost
 from forebay_bench._journal import Journal
@@ -173,7 +173,7 @@ def _started(
 ) -> Iterator[Flows]:
     """Yield an engine with a database."""
     with contextlib.ExitStack() as stack:
-        made = create or _ours.create_effects
+        made = create or _flows.create
         process = stack.enter_context(runner(name, place, migrated=create is None, create=made))
         conn = stack.enter_context(psycopg.connect(process.dsn, autocommit=True))
         yield Flows(place, process, conn)
@@ -219,6 +219,7 @@ def _steps(place: Place, options: Options, progress: Callable[[str], None]) -> P
             "steps_10/1",
             "once_10",
             "by_hand_10",
+            "row_by_hand_10",
             "steps_5",
         )
         engines: dict[str, Callable[..., Turn]] = {kind: partial(ours.turn, kind) for kind in kinds}
@@ -240,6 +241,7 @@ def _steps(place: Place, options: Options, progress: Callable[[str], None]) -> P
         "a step, one slot": _cost(turns["steps_10/1"], count * 10, turns["steps_0/1"]),
         "once, with an update": _cost(turns["once_10"], count * 10, turns["steps_0"]),
         "a transaction by hand": _cost(turns["by_hand_10"], count * 10, turns["steps_0"]),
+        "by hand, with its row": _cost(turns["row_by_hand_10"], count * 10, turns["steps_0"]),
         "a fifth of a flow of 5 steps": _cost(turns["steps_5"], count * 5),
         **{f"the same, {name}": _cost(turns[name], few * 5) for name in peers},
     }
@@ -365,8 +367,8 @@ def park(dsn: str, count: int, progress: Callable[[str], None]) -> None:
                 key = str(decoded_args(job.args)["number"])
                 value = msgspec.Raw(msgspec.json.encode({"key": key, "seconds": None}))
                 job_id = job.job_id or job.seq
-                step = flows.NewStep(job_id, log.group_ids[0], 1, "p", SIGNAL, None, value)
-                end = flows.FlowEnd([step], wait=flows.Wait(SIGNAL, key, SIGNAL))
+                step = flows.NewStep(job_id, log.group_ids[0], 1, "p", _flows.SIGNAL, None, value)
+                end = flows.FlowEnd([step], wait=flows.Wait(_flows.SIGNAL, key, _flows.SIGNAL))
                 ended.append(protocol.Ended(job.offset, "snoozed", flow=end))
             log.run(protocol.settle(log.lease_id, [protocol.Flush(claim_no, 1, [], ended=ended)]))
         while log.run(maintenance.promote()):
@@ -403,7 +405,12 @@ def _held(place: Place, options: Options, progress: Callable[[str], None]) -> Pa
 
         def turn(count: int) -> Turn:
             nonlocal number
-            span = {"kind": "waits", "first": number + 1, "last": number + count, "name": SIGNAL}
+            span = {
+                "kind": "waits",
+                "first": number + 1,
+                "last": number + count,
+                "name": _flows.SIGNAL,
+            }
             number += count
             for query in (_ENQUEUE, _SEND):
                 ours.conn.execute(query, span)
