@@ -4,6 +4,17 @@ language sql immutable
 as $$ select case when p_delay < interval '0' then interval '0' else p_delay end $$;
 
 
+-- The problem with headers, or null. By paths: a query for each job would cost more than all its other checks.
+create function forebay._headers_problem(p_headers jsonb) returns text
+language sql stable
+as $$
+    select case when jsonb_typeof(p_headers) <> 'object' then format('headers must be a JSON object of strings, not %s', jsonb_typeof(p_headers))
+                when octet_length(p_headers::text) > 8192 then format('headers take %s bytes, the limit is 8192', octet_length(p_headers::text))
+                when jsonb_array_length(jsonb_path_query_array(p_headers, 'strict $.*')) > 64 then 'headers have more than 64 entries'
+                when jsonb_path_exists(p_headers, 'strict $.* ? (@.type() != "string")') then 'headers must have string values' end
+$$;
+
+
 -- The problem with one job, or null. One line, lower case, with the value. Its delay is p_delay.
 create function forebay._job_problem(p_job forebay._job_input, p_delay interval default null) returns text
 language plpgsql stable
@@ -41,16 +52,8 @@ begin
     elsif p_job.limit_key is not null and (length(p_job.limit_key) not between 1 and 200 or p_job.limit_key ~ E'[\x01-\x1f\x7f]') then
         return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.limit_key, 40)));
     end if;
-    if p_job.headers is not null then
-        if jsonb_typeof(p_job.headers) <> 'object' then
-            return format('headers must be a JSON object of strings, not %s', jsonb_typeof(p_job.headers));
-        elsif octet_length(p_job.headers::text) > 8192 then
-            return format('headers take %s bytes, the limit is 8192', octet_length(p_job.headers::text));
-        elsif (select count(*) from jsonb_object_keys(p_job.headers)) > 64 then
-            return 'headers have more than 64 entries';
-        elsif exists (select from jsonb_each(p_job.headers) h where jsonb_typeof(h.value) <> 'string') then
-            return 'headers must have string values';
-        end if;
+    if p_job.headers is not null and forebay._headers_problem(p_job.headers) is not null then
+        return forebay._headers_problem(p_job.headers);
     end if;
     if p_job.expires_at is not null then
         v_starts := coalesce(p_job.run_at, forebay._now() + coalesce(p_delay, interval '0'));

@@ -13,22 +13,26 @@ declare
     v_problem text;
 begin
     for v_odd in
-        select u.*
+        -- The job is put together again: to look one up in an array takes as long as the array is.
+        select u.ordinality, u.delay, u.args, row(u.queue, u.priority, u.delay, u.run_at, u.expires_at, {job of u})::forebay._job_input as job
         from unnest(p_jobs) with ordinality u
         where (u.kind ~ v_name and length(u.kind) <= 128 and u.queue ~ v_name and length(u.queue) <= 128
                and jsonb_typeof(u.args) = 'object'
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
-               and num_nonnulls(u.delay, u.run_at, u.expires_at, {options of u but ordering_key, limit_key}) = 0
+               and num_nonnulls(u.delay, u.run_at, u.expires_at, {options of u but ordering_key, limit_key, tag, correlation_id, headers}) = 0
                and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ E'[\x01-\x1f\x7f]')
                and (u.limit_key is null or length(u.limit_key) between 1 and 200 and u.limit_key !~ E'[\x01-\x1f\x7f]')
+               and (u.tag is null or length(u.tag) between 1 and 200 and u.tag !~ E'[\x01-\x1f\x7f]')
+               and (u.correlation_id is null or length(u.correlation_id) between 1 and 200 and u.correlation_id !~ E'[\x01-\x1f\x7f]')
+               and (u.headers is null or forebay._headers_problem(u.headers) is null)
               ) is not true
         order by u.ordinality
     loop
         if v_odd.delay is not null and (v_odd.delay < 0 or v_odd.delay > 3155760000 or v_odd.delay = 'NaN') then
             v_problem := format('delay %s is outside 0 to 100 years', v_odd.delay);
         else
-            v_problem := forebay._job_problem(p_jobs[v_odd.ordinality], make_interval(secs => v_odd.delay));
+            v_problem := forebay._job_problem(v_odd.job, make_interval(secs => v_odd.delay));
         end if;
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
