@@ -329,3 +329,26 @@ async def test_a_recorded_step_is_checked_as_a_new_one(app, conn, flavour):
     await run_retries(app, conn)
     assert found == [expected for _, expected in ASKED_AGAIN]
     assert state(conn, job) == "done"
+
+
+async def test_only_a_flow_that_is_done_tells_what_its_code_did_not_ask_for(app, conn, caplog):
+    """A handler that returns an outcome will ask again, or has ended early by its own choice."""
+    attempts = []
+
+    @app.job()
+    async def work(ctx: forebay.Context) -> forebay.Snooze | None:
+        attempts.append(1)
+        if len(attempts) == 2:
+            return forebay.Snooze(0) if await ctx.step("first", same, 1) else None
+        await ctx.step("first", same, 1)
+        if len(attempts) == 1:
+            await ctx.step("second", same, 2)
+            return forebay.Snooze(0)
+        return None
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "done"
+    told = [line for line in caplog.messages if "did not ask for" in line]
+    assert told == [f"job {job} has ended; its code did not ask for these recorded steps: second"]
+    assert len(attempts) == 3

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.db.pools import spoils_connection
 from forebay.errors import DatabaseUnavailable, LeaseLost, ParkingSwallowed, UnknownBatch
-from forebay.model.outcome import Endings
+from forebay.model.outcome import Endings, Outcome
 from forebay.model.text import logger
 from forebay.ops.flows import is_callback
 from forebay.ops.protocol import Ended
@@ -120,7 +120,7 @@ class CallRunner:
             if call.flow is not None:
                 await call.flow.close()
         if call.flow is not None:
-            _finish_flow(call)
+            _finish_flow(call, result)
         endeds = endings.endings(call, result)
         self._record_duration(helds, endeds)
         if isinstance(result, Endings) and result.counters and not helds[0].ended:
@@ -238,8 +238,10 @@ def _unwound_in(call: Call, error: BaseException) -> Unwound | None:
     return unwound if others is None else None
 
 
-def _finish_flow(call: Call) -> None:
+def _finish_flow(call: Call, result: Any) -> None:
     """Look at what a flow did before its handler returned.
+
+    Only a handler that is done has asked for all its steps.
 
     Raises:
         ParkingSwallowed: the handler caught what ends an attempt within a step.
@@ -251,7 +253,7 @@ def _finish_flow(call: Call) -> None:
         raise LeaseLost(call.helds[0].lease.lease_id)
     if unwound is not None:
         raise ParkingSwallowed(unwound.step)
-    if forgotten := call.flow.forgotten():
+    if not isinstance(result, Outcome) and (forgotten := call.flow.forgotten()):
         log.warning(
             "job %s has ended; its code did not ask for these recorded steps: %s",
             call.helds[0].row.job_id,
