@@ -115,7 +115,7 @@ class Verbs:
         self._parts = parts
         self._flow = flow
         self._do: Callable[[object, Generator[Any, Any, Any]], Any] = flow.answer
-        #: The functions of steps that were checked in this attempt, with the types of their results.
+        #: The functions of steps that this attempt has checked, with the types of their results.
         self._checked: dict[Any, Any] = {}
 
     def step(self, asked: Step, *, in_transaction: bool) -> Any:
