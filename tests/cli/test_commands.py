@@ -637,7 +637,7 @@ def test_a_worker_runs_what_is_there_and_ends(forebay, conn, tmp_path, monkeypat
     [
         ("app = 1", "is 1 and not a forebay.App"),
         ("", "which module"),
-        ("import forebay\napp = forebay.App()", "declares no job"),
+        ("import forebay\napp = forebay.App()", "has no handler"),
     ],
 )
 def test_an_application_that_is_none_is_named(forebay, tmp_path, source, said):

@@ -140,7 +140,7 @@ def test_with_json_each_line_is_an_object(shop, database, conn):
         ("import forebay\napp = 1", "shop:app"),
         ("import nowhere_to_be_found", "nowhere_to_be_found"),
         ("raise LookupError('of the application')", "LookupError"),
-        ("import forebay\napp = forebay.App()", "declares no job"),
+        ("import forebay\napp = forebay.App()", "has no handler"),
     ],
 )
 def test_with_json_the_error_that_prevents_the_start_is_an_object(shop, code, message):

@@ -67,7 +67,8 @@ def test_an_enqueue_with_the_app_takes_the_options_of_the_kind(forebay, conn, sh
     assert (job["queue"], job["priority"], job["tag"]) == ("mail", 7, "shop")
     seconds = "select extract(epoch from expires_at - enqueued_at)::integer from forebay.job(%s)"
     assert 30 < one(conn, seconds, made.json["job_id"]) <= 61
-    made = forebay("enqueue", "send_welcome", "--app", shop, "--queue", "slow", "--json")
+    given = ("send_welcome", '{"user_id": 1}', "--app", shop)
+    made = forebay("enqueue", *given, "--queue", "slow", "--json")
     assert made.json["queue"] == "slow"
     assert "no worker has ever served queue slow" in made.err
 
@@ -109,7 +110,8 @@ def test_a_kind_without_a_queue_goes_where_its_workers_serve_it(forebay, conn, s
     token = planned.json["token"]
     assert forebay("backfill", "send_welcome", "--table", "page", "--token", token).err == ""
     assert one(conn, "select ready from forebay.depth('mail') where priority = 1000") == 3
-    assert forebay("backfill", "send_welcome", "--table", "page", "--app", shop, "--yes").code == 0
+    rows = ("--table", "page", "--column", "user_id=id")
+    assert forebay("backfill", "send_welcome", *rows, "--app", shop, "--yes").code == 0
     assert one(conn, "select ready from forebay.depth('mail') where priority = 1000") == 6
 
     warned = forebay("enqueue", "send_welcome", "--queue", "mial", "--json")
@@ -149,3 +151,22 @@ def test_the_doctor_names_a_kind_that_two_versions_have_in_different_queues(
     assert kinds()[0][0] == "ok"
     conn.execute("select forebay.open_lease_v1(previous_by) from forebay.kind_queue")
     assert kinds()[0][0] == "warning"
+
+
+@pytest.mark.slow
+def test_arguments_that_the_handler_does_not_take_are_refused(forebay, conn, shop):
+    """With its app, a command knows them: each would become a dead letter."""
+    for args, problem in {
+        '{"user_id": 1, "usr": 2}': "usr is not an argument",
+        "{}": "user_id is missing",
+        '{"user_id": "one"}': "user_id",
+    }.items():
+        refused = forebay("enqueue", "send_welcome", args, "--app", shop)
+        assert (refused.code, problem in refused.err) == (2, True), refused
+    conn.execute("create table page (id integer)")
+    conn.execute("insert into page values (1)")
+    rows = ("send_welcome", "--table", "page", "--app", shop, "--yes")
+    refused = forebay("backfill", *rows)
+    assert (refused.code, "id is not an argument" in refused.err) == (2, True), refused
+    assert one(conn, "select count(*) from forebay.log") == 0
+    assert forebay("backfill", *rows, "--column", "user_id=id").code == 0

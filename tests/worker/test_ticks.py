@@ -327,7 +327,7 @@ async def test_an_app_without_jobs_is_refused_before_anything_runs(app, conn):
     """
     As a worker refuses it.
     """
-    with pytest.raises(ConfigError, match="declares no job"):
+    with pytest.raises(ConfigError, match="has no handler"):
         await arun(app, budget=5)
 
 

@@ -219,14 +219,22 @@ class Parameters:
         for name in values.keys() & kwargs.keys():
             raise InvalidJob(name, "is given twice")
         values.update(kwargs)
-        if self._others is None and not values.keys() <= self._checks.keys():
+        self.check_names(values.keys())
+        return values
+
+    def check_names(self, names: AbstractSet[str]) -> None:
+        """Refuse the names of arguments that the handler does not take, or that lack one.
+
+        Raises:
+            InvalidJob: one is unknown, or missing.
+        """
+        if self._others is None and not names <= self._checks.keys():
             raise InvalidJob(
-                shown(min(values.keys() - self._checks.keys())).strip("'"),
+                shown(min(names - self._checks.keys())).strip("'"),
                 "is not an argument",
                 hint=f"Arguments: {', '.join(self._checks) or 'none'}.",
             )
-        self._refuse_missing(values.keys())
-        return values
+        self._refuse_missing(names)
 
     def _refuse_missing(self, names: AbstractSet[str]) -> None:
         if not self._required <= names:

@@ -32,6 +32,7 @@ from forebay.policy.retry import RetryPolicy, as_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
 QUEUE_DEFAULT: Final = "default"
 
@@ -247,6 +248,18 @@ class Kind:
             return self.arguments.encode(args, kwargs, self.limits)
         except InvalidJob as error:
             raise error.of_kind(self.name) from None
+
+    def check_names(self, names: AbstractSet[str]) -> None:
+        """Refuse names of arguments that its handler does not take, or that lack one.
+
+        Raises:
+            InvalidJob: one is unknown, or missing.
+        """
+        if isinstance(self.arguments, Parameters):
+            try:
+                self.arguments.check_names(names)
+            except InvalidJob as error:
+                raise error.of_kind(self.name) from None
 
     def decode(self, args: Mapping[str, Any]) -> Any:
         """Return what the handler receives, from the decoded JSON of a job.

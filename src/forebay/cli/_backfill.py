@@ -11,7 +11,7 @@ from forebay.cli._commands import Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._input import file_text, stdin_text
 from forebay.cli._patience import patience
-from forebay.cli._served import client_for, warn
+from forebay.cli._served import check_names, client_for, warn
 from forebay.cli.options import How, duration, json_object, pair
 from forebay.cli.output import copied, facts_table, print_json
 from forebay.cli.text import Text, console
@@ -168,6 +168,8 @@ def backfill(
     if max_attempts is not None:
         options["max_attempts"] = max_attempts
     common = json_object(args, "--args")
+    if rows.names is not None:
+        check_names(kind, rows.names | common.keys(), app=app)
     ends = duration(expires_in, "--expires-in")
 
     def plan() -> BackfillPlan:

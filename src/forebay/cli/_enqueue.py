@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, cast
 
 from forebay.cli._commands import Together, argument, option
-from forebay.cli._served import client_for, warn
+from forebay.cli._served import check_args, client_for, warn
 from forebay.cli.options import Dsn, Json, duration, instant, json_object, pair
 from forebay.cli.output import print_json
 from forebay.cli.text import console
@@ -109,7 +109,9 @@ def enqueue(
     """
     client, name, doubt = client_for(kind, queue=queue, app=app, dsn=dsn)
     options["queue"] = name
-    job_id = client.enqueue_now(kind, json_object(args, "args"), **options)
+    found = json_object(args, "args")
+    check_args(kind, found, app=app)
+    job_id = client.enqueue_now(kind, found, **options)
     warn(doubt)
     if as_json:
         print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": name})

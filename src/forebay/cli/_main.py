@@ -103,17 +103,17 @@ _BUILT_IN: Final = {
                 "upgrade and more."
                 )),
     "keys": ("_keys:commands", _OPERATE,
-        "Ordering keys and limit keys: list, show, limit, pause, resume."),
+        "Ordering keys and limit keys: list, show, limit, pause, resume, reset."),
     "groups": ("_groups:commands", _OPERATE,
         "Consumer groups: list, close."),
     "workers": ("_workers:commands", _OPERATE,
-        "Running workers: list, set."),
+        "Running workers: list, stop, set."),
     "exports": ("_exports:commands", _OPERATE,
         "Exports before retention: create, run, list, drop."),
     "events": ("_events:commands", _OPERATE,
         "The event log: what operators did."),
     "settings": ("_settings:commands", _OPERATE,
-        "Settings of the database: list, set, reset."),
+        "Settings of the database: list, show, set, reset."),
     "thresholds": ("_alerts:commands", _OPERATE,
         "Thresholds of the alerts."),
     "mirror": ("_mirror:commands", _OPERATE,
@@ -222,10 +222,8 @@ def run_program(arguments: Sequence[str] | None, name: str = "forebay") -> int:
         )
     except click.Abort:
         raise KeyboardInterrupt from None
-    except click.exceptions.NoArgsIsHelpError as error:
-        if error.ctx is not None:
-            error.ctx.get_help()
-        return ExitCode.USAGE
+    except click.exceptions.NoArgsIsHelpError:
+        return ExitCode.USAGE  # The error asks for its text when it is made, which prints the help.
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else name
         print_error(ForebayError(error.format_message(), hint=f"See `{path} --help`."))

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
 
 from forebay.cli._database import address_of, client_of
 from forebay.cli._load import load_app
@@ -101,6 +102,31 @@ def client_for(
     if queue is None:
         raise _no_such_kind(found, kind)
     return found.client(), *_queue_and_doubt(found.dsn, kind, queue)
+
+
+def check_args(kind: str, args: dict[str, Any], *, app: str | None) -> None:
+    """Refuse arguments that the handler of an application would not take.
+
+    Raises:
+        InvalidJob: one is unknown, missing, or of another type.
+    """
+    check_names(kind, args.keys(), app=app)
+    if app is not None:
+        found, _ = load_app(app)
+        if kind in found.kinds:
+            found.kinds.get(kind).decode(args)
+
+
+def check_names(kind: str, names: AbstractSet[str], *, app: str | None) -> None:
+    """Refuse names of arguments that the handler of an application would not take.
+
+    Raises:
+        InvalidJob: one is unknown, or missing.
+    """
+    if app is not None:
+        found, _ = load_app(app)
+        if kind in found.kinds:
+            found.kinds.get(kind).check_names(names)
 
 
 def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str | None]:

@@ -69,7 +69,7 @@ class Rows:
     <rows of page>
     """
 
-    __slots__ = ("_name", "_select")
+    __slots__ = ("_name", "_names", "_select")
 
     @door
     def __init__(
@@ -107,6 +107,8 @@ class Rows:
             text += " where " + " and ".join(conditions)
         keys = [name for name, column in columns.items() if column == id_column]
         self._name = table
+        # With a column args, the others are options.
+        self._names = None if "args" in columns else frozenset(columns)
         self._select = Select(text, writer.values, keys[0] if keys else None)
 
     @classmethod
@@ -125,8 +127,14 @@ class Rows:
         writer = _Writer()
         found = cls.__new__(cls)
         found._name = "a query"  # noqa: SLF001 - of this class
+        found._names = None  # noqa: SLF001 - of this class
         found._select = Select(writer.rendered(sql, params), writer.values)  # noqa: SLF001
         return found
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The names of the arguments; None if the database has to say."""
+        return self._names
 
     @property
     def select(self) -> Select:

@@ -501,8 +501,9 @@ def _weights_of(app: Application, queues: Queues | None) -> dict[str, int]:
     found = dict.fromkeys(app.kinds.queues(), 1)
     if not found:
         raise ConfigError(
-            "queue",
-            "names no queue, and the app declares no job",
-            hint="Declare a handler with @app.job.",
+            "app",
+            "has no handler, and no queue is named",
+            hint="Declare a handler with @app.job. If another module declares it, import that module"
+            " in the module of the app.",
         )
     return found
