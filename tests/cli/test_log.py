@@ -247,3 +247,23 @@ def test_a_field_of_a_call_is_added_to_those_of_the_job(caplog):
     assert record.name == "forebay.job.blocky"
     assert (record.job_id, record.kind, record.queue, record.attempt) == (34, "blocky", "q", 2)
     assert (record.max_attempts, record.tag, record.customer) == (3, "mine", 7)
+
+
+@pytest.mark.slow
+def test_what_a_handler_prints_stands_where_it_was_printed(database, conn, tmp_path):
+    """Also in a pipe, where Python would keep it until the worker ends."""
+    (tmp_path / "prints.py").write_text(
+        "import forebay\napp = forebay.App()\n\n@app.job\ndef show():\n    print('shown')\n"
+    )
+    conn.execute("select forebay.enqueue('show', '{}')")
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay", "worker", "prints:app", "--until-idle"],
+        cwd=tmp_path,
+        env={**os.environ, "FOREBAY_DATABASE_URL": database, "PYTHONUNBUFFERED": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert lines.index("shown") < len(lines) - 1, done.stdout

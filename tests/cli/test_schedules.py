@@ -12,7 +12,7 @@ def nightly(forebay):
 
 @pytest.mark.slow
 def test_the_life_of_a_schedule(forebay, conn):
-    assert forebay("schedules", "list").out == "No schedules.\n"
+    assert forebay("schedules", "list").out.startswith("No schedules. `forebay apply")
     options = ("--every", "2h", "--args", '{"a": 1}', "--options", '{"tag": "t"}', "--jitter", "5m")
     assert (
         forebay("schedules", "create", "often", "report", *options).out

@@ -39,7 +39,7 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
         return
     out = console()
     if not found:
-        out.print("No schedules.", style="dim")
+        out.print("No schedules. `forebay apply MODULE:APP` applies declared ones.", style="dim")
         return
     rows = table("schedule", "kind", "when", "last", "state", loose=("schedule", "kind", "state"))
     for each in found:

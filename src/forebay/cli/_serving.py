@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import signal
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli._differences import report_differences
@@ -213,6 +215,9 @@ def set_up_log(level: str, form: str) -> None:
     if chosen is None:
         raise ConfigError("--log-format", f"is {shown(form)}, not text or json", value=form)
     log_to_stderr(level, chosen)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What handlers print appears when they print it, also in a file or a pipe.
+        sys.stdout.reconfigure(line_buffering=True)
     errors_go_to(log if chosen == "json" else None)
 
 

@@ -503,7 +503,7 @@ def _weights_of(app: Application, queues: Queues | None) -> dict[str, int]:
         raise ConfigError(
             "app",
             "has no handler, and no queue is named",
-            hint="Declare a handler with @app.job. If another module declares it, import that module"
-            " in the module of the app.",
+            hint="Declare a handler with @app.job. If another module declares it, import it in the"
+            " module of the app.",
         )
     return found
