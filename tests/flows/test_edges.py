@@ -758,3 +758,32 @@ async def test_the_log_counts_the_attempts_of_a_step(app, conn, caplog):
     (retried,) = [text for text in said if "runs again" in text]
     assert "attempt 1 of 2, failed" in retried
     assert one(conn, "select errors -> 0 -> 'max_attempts' from forebay.dead_letter") == 2
+
+
+@pytest.mark.parametrize("handler", ["async", "thread"])
+@pytest.mark.parametrize("verb", ["step", "once"])
+async def test_stop_iteration_from_a_step_is_an_error_as_others(app, conn, handler, verb):
+    """
+    A future takes none, so a plain function in a step of a coroutine handler never returned.
+    """
+
+    def ends(*_):
+        return next(iter([]))
+
+    if handler == "async":
+
+        @app.job(retry=ONCE)
+        async def work(ctx: forebay.Context) -> None:
+            await getattr(ctx, verb)("first", ends)
+
+    else:
+
+        @app.job(retry=ONCE)
+        def work(ctx: forebay.Context) -> None:
+            getattr(ctx, verb)("first", ends)
+
+    job = work.enqueue(conn)
+    async with asyncio.timeout(30):
+        await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    assert "StopIteration" in last_error(conn, job)["message"]

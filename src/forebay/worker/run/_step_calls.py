@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
 from forebay.arguments.results import gives_coroutine, ran
 from forebay.forks import end_if_copy
+from forebay.in_threads import in_thread
 from forebay.model.spans import stepping
 from forebay.ops import flows
 from forebay.policy.error_text import calls_handlers
@@ -74,7 +74,7 @@ class StepCall:
     async def __call__(self) -> Any:
         """Call it for a coroutine handler: a plain function in a thread."""
         if not gives_coroutine(self._asked.function):
-            return await asyncio.to_thread(self.here)
+            return await in_thread(self.here)
         with self._span():
             return await self._on_loop()
 
