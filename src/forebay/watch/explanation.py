@@ -235,7 +235,9 @@ def _flow(case: _Case) -> _Found | None:
         return _Found(
             f"{step} waits for signal {name} with key {key}{since}{until}",
             "flow",
-            f"forebay signal {shlex.quote(name)} {shlex.quote(key)} wakes it.",
+            # A literal copy is refused: what is sent is its answer for good.
+            f"forebay signal {shlex.quote(name)} {shlex.quote(key)} 'JSON' wakes it; JSON is what"
+            " its wait returns.",
         )
     children = counted(flow.children or 0, "job")
     dead = flow.first_dead

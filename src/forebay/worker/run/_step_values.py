@@ -130,15 +130,15 @@ def result_of(found: Checkpoint, as_type: Any) -> Any:
         return decoded(shown_step(found.name, found.key), found.value, as_type)
 
 
-def decoded(step: str, value: str | None, as_type: Any) -> Any:
-    """Return a recorded value in a type."""
+def decoded(step: str, value: str | None, as_type: Any, *, hint: str | None = None) -> Any:
+    """Return a recorded value in a type; ``hint`` says what to do if it has another one."""
     try:
         return decode_result(value or "null", as_type)
     except ConfigError:
         return msgspec.json.decode(value or "null")
     except ValueError as error:
         expected = getattr(as_type, "__name__", str(as_type))
-        raise StepChanged(step, expected, str(error).replace("\n", " ")[:300]) from error
+        raise StepChanged(step, expected, str(error).replace("\n", " ")[:300], hint=hint) from error
 
 
 def time_of(

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import random
+import shlex
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -269,7 +270,12 @@ class Verbs:
                 raise WaitTimeout(shown_name, float(seconds or 0.0))
             if found.kind == "x":
                 raise WaitTaken(shown_name, int(found.value or 0), name, address)
-            return decoded(shown_name, found.value, as_type)
+            place = name if step_key is None else f"{name}={step_key}"
+            hint = (
+                "The signal has it. To wait for another one: forebay jobs rewind"
+                f" {flow.held.row.job_id} --from {shlex.quote(place)}"
+            )
+            return decoded(shown_name, found.value, as_type, hint=hint)
 
         return self._do(name, verb())
 
