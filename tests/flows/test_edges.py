@@ -5,6 +5,7 @@ too much, verbs at once, other waiters, dead children.
 import asyncio
 import dataclasses
 import logging
+import threading
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
@@ -787,3 +788,92 @@ async def test_stop_iteration_from_a_step_is_an_error_as_others(app, conn, handl
         await run_retries(app, conn)
     assert state(conn, job) == "dead"
     assert "StopIteration" in last_error(conn, job)["message"]
+
+
+async def test_a_result_that_json_does_not_have_is_refused_and_not_too_large(app, conn):
+    """
+    The word "bytes" in the text made it a question of size.
+    """
+
+    async def body(ctx):
+        await ctx.step("s", bytes, 3)
+
+    job = await a_flow(app, conn, body)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "its result" in error["message"]
+
+
+@pytest.mark.parametrize("flavour", ["async", "thread"])
+async def test_a_key_of_thousands_of_digits_is_refused(app, conn, flavour):
+    """
+    Python does not write it as a text; also where the short way would look for it.
+    """
+    if flavour == "async":
+
+        @app.job(retry=ONCE)
+        async def work(ctx: forebay.Context) -> None:
+            await ctx.step("a", int)
+            await ctx.step("a", int, key=10**5000)
+
+    else:
+
+        @app.job(retry=ONCE)
+        def work(ctx: forebay.Context) -> None:
+            ctx.step("a", int)
+            ctx.step("a", int, key=10**5000)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "has a key that is out of range" in error["message"]
+
+
+async def test_a_step_of_a_thread_that_outlives_its_handler_is_refused(app, conn):
+    """
+    Whether the handler has used steps or not.
+    """
+    ended, raised = threading.Event(), []
+
+    @app.job
+    def work(ctx: forebay.Context, *, uses: bool) -> None:
+        if uses:
+            ctx.step("a", int)
+
+        def later():
+            ended.wait(20)
+            try:
+                ctx.step("late", int)
+            except BaseException as error:
+                raised.append(error)
+
+        threads.append(threading.Thread(target=later))
+        threads[-1].start()
+
+    threads = []
+    for uses in (False, True):
+        work.enqueue(conn, uses=uses)
+    await run_retries(app, conn)
+    ended.set()
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in raised] == [StepRefused] * 2
+    assert "is called after its attempt has ended" in str(raised[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (lambda ctx: ctx.step("s", lambda: (n for n in "ab")), "the function of step 's' returned"),
+        (lambda ctx: ctx.wait("w", key=1, timeout=-1), "has a timeout that is -1"),
+        (lambda ctx: ctx.sleep("z", -1), "has a delay that is -1"),
+    ],
+    ids=["generator", "timeout", "delay"],
+)
+async def test_an_error_names_what_is_wrong(app, conn, body, named):
+    """
+    A function of a step is no handler, and a timeout is no delay.
+    """
+    job = await a_flow(app, conn, body)
+    assert named in last_error(conn, job)["message"]

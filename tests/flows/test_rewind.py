@@ -158,3 +158,21 @@ async def test_a_wait_that_got_a_wrong_payload_waits_anew(app, conn, database, b
     await run_until_idle(app)
     assert state(conn, last) == "done"
     assert seen == ["before", "Ada"]
+
+
+async def test_a_callback_that_waits_has_no_step_to_go_on_from(app, conn, database):
+    """
+    It waits, so the error does not say that it does not.
+    """
+
+    @app.job
+    async def child(n: int) -> int:
+        return n
+
+    @app.job
+    async def then(ctx: forebay.Context, results: list[int]) -> None:
+        await ctx.step("s", int)
+
+    job = forebay.gather(conn, child.using(delay=1000).calls([1]), then=then.callback())
+    with pytest.raises(InvalidJob, match=f"job {job} waits for the jobs before it"):
+        forebay.Client(database).rewind(job, "s")

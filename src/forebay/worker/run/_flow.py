@@ -281,7 +281,10 @@ class Flow:
             return None
         if self.unwound is not None or self._is_over or self.held.ended:
             return None
-        step = (name, str(key) if type(key) is int else key)
+        try:
+            step = (name, str(key) if type(key) is int else key)
+        except ValueError:  # It has thousands of digits.
+            return None
         found = self._found.get(step)  # type: ignore[arg-type]
         if found is None or found.kind not in kinds or step in self._asked:
             return None
@@ -385,14 +388,14 @@ class Flow:
         self._require_running()
         if self.held.ended:
             # The worker has given the job away: nothing may follow, not even a compensation.
-            raise self.end(shown(name), None)
+            raise self.end(_name_of(name), None)
         self._open += 1
         try:
             yield
         except (LeaseLost, UnknownBatch):
-            raise self.end(shown(name), None) from None
+            raise self.end(_name_of(name), None) from None
         except DatabaseUnavailable:
-            raise self.end(shown(name), Ended(0, "released", after=1.0)) from None
+            raise self.end(_name_of(name), Ended(0, "released", after=1.0)) from None
         finally:
             self._open -= 1
 
@@ -428,6 +431,10 @@ class Flow:
                 finally:
                     self._waits = self._waits and not is_own
             return turn.result
+
+
+def _name_of(name: object) -> str:
+    return name if isinstance(name, str) else shown(name)
 
 
 class _Turn:

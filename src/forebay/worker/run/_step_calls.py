@@ -112,7 +112,7 @@ class StepCall:
         asked = self._asked
         try:
             result = asked.function(*before, *asked.args, **asked.named)
-            return ran(result, self._call.kind.name)
+            return ran(result, self._call.kind.name, step=asked.name)
         finally:
             end_if_copy()
 
@@ -121,7 +121,7 @@ class StepCall:
         asked = self._asked
         try:
             result = await asked.function(*before, *asked.args, **asked.named)
-            return ran(result, self._call.kind.name)
+            return ran(result, self._call.kind.name, step=asked.name)
         finally:
             end_if_copy()
 

@@ -44,6 +44,7 @@ from forebay.worker.run._step_values import (
     item_key,
     policy_of,
     result_of,
+    seconds_of,
     seconds_left,
     shown_step,
     text_of,
@@ -95,7 +96,7 @@ class Flows:
             StepRefused: its kind cannot have steps, or it does not run any more.
         """
         call = reference()
-        if call is None:
+        if call is None or call.has_ended:
             raise StepRefused("a step", "is called after its attempt has ended")
         kind = call.kind
         for wrong, what in (
@@ -243,7 +244,7 @@ class Verbs:
         flow = self._flow
 
         def verb() -> Generator[Any, Any, Any]:
-            seconds = None if timeout is None else time_of(name, timeout, None)[0]
+            seconds = None if timeout is None else seconds_of(name, timeout, "timeout")
             address = str(flow.held.row.job_id) if key is None else checked_signal_key(name, key)
             found = yield from flow.find(name, step_key, "pwtx")
             if found is None:
