@@ -877,3 +877,49 @@ async def test_an_error_names_what_is_wrong(app, conn, body, named):
     """
     job = await a_flow(app, conn, body)
     assert named in last_error(conn, job)["message"]
+
+
+OLD_NAMES = {
+    "before": lambda ctx: [ctx.step("b", str, "b", also=["a"]), ctx.step("a", str, "a")],
+    "behind": lambda ctx: [ctx.step("a", str, "a"), ctx.step("b", str, "b", also=["a"])],
+    "two": lambda ctx: [ctx.step("b", int, also=["a"]), ctx.step("c", int, also=["a"])],
+}
+
+
+@pytest.mark.parametrize("order", OLD_NAMES)
+@pytest.mark.parametrize("flow", ["old", "new"])
+async def test_an_earlier_name_of_a_step_is_no_name_of_another(app, conn, order, flow):
+    """
+    One recorded result would answer both. Each flow is refused, also one that has recorded
+    nothing: so it is seen before a flow comes that has.
+    """
+
+    @app.job(retry=ONCE)
+    def work(ctx: forebay.Context) -> None:
+        if flow == "old" and not ctx.done("parked"):
+            ctx.step("a", str, "old")
+            ctx.step("parked", int)
+            ctx.sleep("z", 0)
+        OLD_NAMES[order](ctx)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    if flow == "old":
+        await run_retries(app, conn)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "step 'b' has the name 'a' by also=" in error["message"] or order == "two"
+    assert "has the name 'a' by also=, which another step has" in error["message"]
+
+
+async def test_a_renamed_step_may_name_itself_and_keys_apart(app, conn):
+    """
+    Names are refused with one key only.
+    """
+
+    async def body(ctx):
+        await ctx.step("b", int, also=["b", "a", "a"], key=1)
+        await ctx.step("a", int, key=2)
+        await ctx.step("a", int)
+
+    assert state(conn, await a_flow(app, conn, body)) == "done"

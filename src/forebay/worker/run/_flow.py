@@ -99,7 +99,10 @@ class Flow:
         self.progressed = False
         self.unwound: Unwound | None = None
         self._found: dict[tuple[str, str | None], Checkpoint] | None = None
+        #: The steps that the handler has asked for; with earlier names of them, by ``also``.
         self._asked: set[tuple[str, str | None]] = set()
+        #: The steps that have such an earlier name.
+        self._renamed: dict[tuple[str, str | None], str] = {}
         self._next = 1
         self._bytes = 0
         self._open = 0
@@ -254,10 +257,9 @@ class Flow:
         """
         text = checked_key(name, key)
         found = yield from self.load()
+        self._note_asked(name, text, also)
         for each in (name, *also):
             if (each, text) in found:
-                self._note_asked(name, text)
-                self._asked.add((each, text))
                 if found[each, text].kind == "c":
                     where = f"while step {each!r} waited"
                     raise JobCancelled(self.held.row.job_id, reason=where)
@@ -267,7 +269,6 @@ class Flow:
                         shown_step(each, text), f"result of {verb}()", f"{recorded}() recorded it"
                     )
                 return found[each, text]
-        self._note_asked(name, text)
         return None
 
     def recorded(self, name: object, key: object, kinds: str) -> Checkpoint | None:
@@ -291,14 +292,31 @@ class Flow:
         self._asked.add(step)  # type: ignore[arg-type]
         return found
 
-    def _note_asked(self, name: str, key: str | None) -> None:
-        if (name, key) in self._asked:
+    def _note_asked(self, name: str, key: str | None, also: tuple[str, ...]) -> None:
+        """Note that a step was asked for, under all its names: a checkpoint answers one step.
+
+        Whether it is one of the step that had the name before, or of the one that has it now, is
+        not recorded.
+        """
+        before = [(each, key) for each in dict.fromkeys(also) if each != name]
+        for step in ((name, key), *before):
+            if step not in self._asked:
+                continue
+            other = self._renamed.get(step)
+            if other is not None or step in before:
+                problem = f"has the name {step[0]!r} by also=, which another step has"
+                raise StepRefused(
+                    shown_step(name, key) if other is None else other,
+                    problem,
+                    hint="Give the other step a name that no step of this flow has had.",
+                )
             raise StepRefused(
                 shown_step(name, key),
                 "has this name a second time in one attempt",
                 hint="Give each step another name, or a key: ctx.step(name, ..., key=line.id).",
             )
-        self._asked.add((name, key))
+        self._asked.update(((name, key), *before))
+        self._renamed.update(dict.fromkeys(before, shown_step(name, key)))
 
     def new(self, kind: str, name: str, key: object, value: Json) -> NewStep:
         """Return a checkpoint to record, with the next number; ``find`` has checked its name.
