@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -122,10 +123,9 @@ def result_of(found: Checkpoint, as_type: Any) -> Any:
         facts = msgspec.json.decode(found.value or "{}")
         name = shown_step(found.name, found.key)
         raise StepFailed(name, facts.get("type", "?"), facts.get("message", ""))
-    try:
+    with contextlib.suppress(ConfigError, ValueError):
         return decode_result(found.value or "null", as_type)
-    except (ConfigError, ValueError):
-        return decoded(shown_step(found.name, found.key), found.value, as_type)
+    return decoded(shown_step(found.name, found.key), found.value, as_type)
 
 
 def decoded(step: str, value: str | None, as_type: Any, *, hint: str | None = None) -> Any:
