@@ -31,7 +31,7 @@ from forebay.errors import (
 )
 from forebay.ops.flows import Checkpoint, FlowEnd, NewStep
 from forebay.ops.protocol import Ended
-from forebay.worker.run._step_calls import StepCall
+from forebay.worker.run._step_calls import StepCall, within_steps
 from forebay.worker.run._step_values import (
     FLOW_BYTES_MOST,
     STEPS_MOST,
@@ -61,6 +61,9 @@ _VERBS: Final = {
 
 #: How often an attempt that waits for the commit of a step looks whether its lease is lost.
 _COMMIT_SECONDS: Final = 1.0
+
+#: How long a failed step waits for those beside it.
+_REST_SECONDS: Final = 60.0
 
 #: A failure names at most this number of steps beside it.
 _BESIDE_MOST: Final = 100
@@ -108,6 +111,9 @@ class Flow:
         self._open = 0
         #: The steps that are under way.
         self._running: set[tuple[str, str | None]] = set()
+        #: Those of them that wait for the others, since one has failed; and who waits.
+        self._failing: set[tuple[str, str | None]] = set()
+        self._turns: list[asyncio.Future[None]] = []
         #: How many steps commit their effects; none begins to once the attempt is over.
         self._committing = 0
         self._quiet = asyncio.Event()
@@ -183,6 +189,37 @@ class Flow:
             return (yield from verb)
         finally:
             self._running.discard(step)
+            self._look_at_rest()
+
+    async def rest(self, name: str, key: object) -> None:
+        """Wait until the steps beside a failed one have ended, so that they are recorded.
+
+        The end of the attempt would leave them behind, or a task group would cancel them, and the
+        next attempt would do them again. Steps that have failed wait for no other such step, nor
+        for one whose function has called them.
+        """
+        step = (name, text_of(key))
+        self._failing.update((step, *within_steps()))
+        future = self.loop.create_future()
+        self._turns.append(future)
+        self._look_at_rest()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REST_SECONDS):
+                    await future
+        finally:
+            self._turns.remove(future)
+            self._failing.discard(step)
+
+    def has_rest(self) -> bool:
+        """Whether several steps of a coroutine handler are under way."""
+        return self.call.kind.is_async and len(self._running) > 1
+
+    def _look_at_rest(self) -> None:
+        if self._turns and self._running <= self._failing:
+            for future in self._turns:
+                if not future.done():
+                    future.set_result(None)
 
     def beside(self, name: str, key: object) -> list[dict[str, str | None]]:
         """Return the other steps that are under way: they are no compensation of this one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from forebay.arguments.results import gives_coroutine, ran
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from forebay.ops.flows import NewStep
     from forebay.worker.run._transactions import HandlerTransactions
     from forebay.worker.run.call import Call
+
+
+#: The steps whose functions run here: name and key.
+_within: ContextVar[tuple[tuple[str, str | None], ...]] = ContextVar("forebay_steps", default=())
+
+
+def within_steps() -> tuple[tuple[str, str | None], ...]:
+    """Return the steps whose functions have called this, the outermost first."""
+    return _within.get()
 
 
 class StepCall:
@@ -110,19 +120,25 @@ class StepCall:
     @calls_handlers
     def _plainly(self, before: tuple[Any, ...]) -> Any:
         asked = self._asked
+        outer = _within.get()
+        _within.set((*outer, (asked.name, text_of(asked.key))))
         try:
             result = asked.function(*before, *asked.args, **asked.named)
             return ran(result, self._call.kind.name, step=asked.name)
         finally:
+            _within.set(outer)
             end_if_copy()
 
     @calls_handlers
     async def _awaited(self, before: tuple[Any, ...]) -> Any:
         asked = self._asked
+        outer = _within.get()
+        _within.set((*outer, (asked.name, text_of(asked.key))))
         try:
             result = await asked.function(*before, *asked.args, **asked.named)
             return ran(result, self._call.kind.name, step=asked.name)
         finally:
+            _within.set(outer)
             end_if_copy()
 
     def _recording(self, step: NewStep) -> LastCall:

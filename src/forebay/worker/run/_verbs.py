@@ -203,6 +203,10 @@ class Verbs:
         described = describe_exception(error)
         decision = policy.decide(error, job.attempt, random.random(), max_attempts=most)
         if not isinstance(decision, GiveUp):
+            if flow.has_rest():
+                yield functools.partial(flow.rest, name, key)
+                if flow.unwound is not None:
+                    raise flow.unwound
             ended = Ended(0, "retried", after=decision.seconds)
             # The log and the history count the attempts of the step.
             job = msgspec.structs.replace(job, max_attempts=most)
