@@ -191,7 +191,8 @@ def _message(
     if outcome == "snoozed":
         return f"{head}snoozed%s, %s", (*arguments, after, again)
     if outcome == "unknown":
-        return f"{head}postponed: no handler for this kind in this worker, %s", (*arguments, again)
+        what = "no handler" if ended.error is None else ended.error["message"]
+        return f"{head}postponed: %s in this worker, %s", (*arguments, what, again)
     error = error_text(ended)
     if outcome == "cancelled":
         return f"{head}cancelled%s%s", (*arguments, after, f": {error}" if error else "")
