@@ -1,7 +1,7 @@
 """Calls of plain functions in threads, for code on an event loop.
 
 A future takes no ``StopIteration``: ``asyncio.to_thread`` of a function that raises one never
-returns, so its caller waits for ever. Python makes it a ``RuntimeError`` where a coroutine raises
+returns, and its caller waits without end. Python makes it a ``RuntimeError`` where a coroutine raises
 it (PEP 479), and so does this module.
 """
 

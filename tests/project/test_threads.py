@@ -1,4 +1,4 @@
-"""A future takes no StopIteration: who waits for it would wait for ever."""
+"""A future takes no StopIteration: who waits for it would wait without end."""
 
 import ast
 from pathlib import Path
