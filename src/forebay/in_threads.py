@@ -1,8 +1,8 @@
 """Calls of plain functions in threads, for code on an event loop.
 
 A future takes no ``StopIteration``: ``asyncio.to_thread`` of a function that raises one never
-returns, and its caller waits without end. Python makes it a ``RuntimeError`` where a coroutine raises
-it (PEP 479), and so does this module.
+returns, and its caller waits without end. Python makes it a ``RuntimeError`` where a coroutine
+raises it (PEP 479), and so does this module.
 """
 
 from __future__ import annotations
