@@ -49,6 +49,8 @@ class StepChanged(FlowError):
     )
     expected: str
     problem: str
+    _: KW_ONLY
+    hint: str | None = None
 
 
 class StepTooLarge(FlowError):

@@ -500,7 +500,10 @@ class UnknownKind(ForebayError):
 
     retryable = True
     template = "no handler for kind {kind!r}"
-    default_hint = "Import the module that declares the handler before the worker starts."
+    default_hint = (
+        "Import the module that declares the handler before the worker starts. A handler that was"
+        " renamed keeps its jobs: @app.job(name=OLD_NAME)."
+    )
     kind: str | None
     _: KW_ONLY
     known: tuple[str, ...] = ()

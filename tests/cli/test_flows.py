@@ -56,7 +56,7 @@ async def test_a_signal_that_no_flow_waits_for_is_kept_and_said(forebay, app, co
     job = work.enqueue(conn)
     await run_until_idle(app)
     shown = forebay("jobs", "show", job).out
-    assert "→ forebay signal approval ann@x wakes it" in shown
+    assert "→ forebay signal approval ann@x 'JSON' wakes it" in shown
     assert " wait  waits, " in shown
     assert "\nexpires" not in shown
     answer = forebay("signal", "aproval", "ann@x", "[1]")
@@ -66,8 +66,12 @@ async def test_a_signal_that_no_flow_waits_for_is_kept_and_said(forebay, app, co
     assert one(conn, "select payload from forebay.signal") == [1]
     found = forebay("where", "ann@x", "--json").json
     assert (found["found_as"], found["job_id"]) == ("signal", job)
+    # Who copies a hint as it stands sends nothing: it would be the answer for good.
+    assert forebay("signal", "approval", "ann@x", "JSON").code == 2
     answer = forebay("signal", "approval", "ann@x")
-    assert (answer.code, answer.err) == (0, "")
+    assert answer.code == 0
+    assert f"no payload was given: the wait of job {job} returns None" in answer.err
+    assert f"forebay jobs rewind {job} --from approval" in answer.err
     sent = forebay("signal", "other", "1", "--dsn", as_role(database, "forebay_producer"))
     assert (sent.code, sent.err) == (0, "")
 

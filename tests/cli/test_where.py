@@ -143,6 +143,8 @@ def test_nothing_is_found(where, conn):
     answer = where("nope")
     assert answer.code == 1
     assert "No job has 'nope'" in answer.out
+    assert "no flow waits for a signal with this key" in " ".join(answer.out.split())
+    assert "A flow that has got its signal" in answer.out
     answer = where(99)
     assert answer.code == 1
     assert "was ever enqueued" in answer.out

@@ -5,6 +5,7 @@ too much, verbs at once, other waiters, dead children.
 import asyncio
 import dataclasses
 import logging
+import threading
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
@@ -758,3 +759,167 @@ async def test_the_log_counts_the_attempts_of_a_step(app, conn, caplog):
     (retried,) = [text for text in said if "runs again" in text]
     assert "attempt 1 of 2, failed" in retried
     assert one(conn, "select errors -> 0 -> 'max_attempts' from forebay.dead_letter") == 2
+
+
+@pytest.mark.parametrize("handler", ["async", "thread"])
+@pytest.mark.parametrize("verb", ["step", "once"])
+async def test_stop_iteration_from_a_step_is_an_error_as_others(app, conn, handler, verb):
+    """
+    A future takes none, so a plain function in a step of a coroutine handler never returned.
+    """
+
+    def ends(*_):
+        return next(iter([]))
+
+    if handler == "async":
+
+        @app.job(retry=ONCE)
+        async def work(ctx: forebay.Context) -> None:
+            await getattr(ctx, verb)("first", ends)
+
+    else:
+
+        @app.job(retry=ONCE)
+        def work(ctx: forebay.Context) -> None:
+            getattr(ctx, verb)("first", ends)
+
+    job = work.enqueue(conn)
+    async with asyncio.timeout(30):
+        await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    assert "StopIteration" in last_error(conn, job)["message"]
+
+
+async def test_a_result_that_json_does_not_have_is_refused_and_not_too_large(app, conn):
+    """
+    The word "bytes" in the text made it a question of size.
+    """
+
+    async def body(ctx):
+        await ctx.step("s", bytes, 3)
+
+    job = await a_flow(app, conn, body)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "its result" in error["message"]
+
+
+@pytest.mark.parametrize("flavour", ["async", "thread"])
+async def test_a_key_of_thousands_of_digits_is_refused(app, conn, flavour):
+    """
+    Python does not write it as a text; also where the short way would look for it.
+    """
+    if flavour == "async":
+
+        @app.job(retry=ONCE)
+        async def work(ctx: forebay.Context) -> None:
+            await ctx.step("a", int)
+            await ctx.step("a", int, key=10**5000)
+
+    else:
+
+        @app.job(retry=ONCE)
+        def work(ctx: forebay.Context) -> None:
+            ctx.step("a", int)
+            ctx.step("a", int, key=10**5000)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "has a key that is out of range" in error["message"]
+
+
+async def test_a_step_of_a_thread_that_outlives_its_handler_is_refused(app, conn):
+    """
+    Whether the handler has used steps or not.
+    """
+    ended, raised = threading.Event(), []
+
+    @app.job
+    def work(ctx: forebay.Context, *, uses: bool) -> None:
+        if uses:
+            ctx.step("a", int)
+
+        def later():
+            ended.wait(20)
+            try:
+                ctx.step("late", int)
+            except BaseException as error:
+                raised.append(error)
+
+        threads.append(threading.Thread(target=later))
+        threads[-1].start()
+
+    threads = []
+    for uses in (False, True):
+        work.enqueue(conn, uses=uses)
+    await run_retries(app, conn)
+    ended.set()
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in raised] == [StepRefused] * 2
+    assert "is called after its attempt has ended" in str(raised[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (lambda ctx: ctx.step("s", lambda: (n for n in "ab")), "the function of step 's' returned"),
+        (lambda ctx: ctx.wait("w", key=1, timeout=-1), "has a timeout that is -1"),
+        (lambda ctx: ctx.sleep("z", -1), "has a delay that is -1"),
+    ],
+    ids=["generator", "timeout", "delay"],
+)
+async def test_an_error_names_what_is_wrong(app, conn, body, named):
+    """
+    A function of a step is no handler, and a timeout is no delay.
+    """
+    job = await a_flow(app, conn, body)
+    assert named in last_error(conn, job)["message"]
+
+
+OLD_NAMES = {
+    "before": lambda ctx: [ctx.step("b", str, "b", also=["a"]), ctx.step("a", str, "a")],
+    "behind": lambda ctx: [ctx.step("a", str, "a"), ctx.step("b", str, "b", also=["a"])],
+    "two": lambda ctx: [ctx.step("b", int, also=["a"]), ctx.step("c", int, also=["a"])],
+}
+
+
+@pytest.mark.parametrize("order", OLD_NAMES)
+@pytest.mark.parametrize("flow", ["old", "new"])
+async def test_an_earlier_name_of_a_step_is_no_name_of_another(app, conn, order, flow):
+    """
+    One recorded result would answer both. Each flow is refused, also one that has recorded
+    nothing: so it is seen before a flow comes that has.
+    """
+
+    @app.job(retry=ONCE)
+    def work(ctx: forebay.Context) -> None:
+        if flow == "old" and not ctx.done("parked"):
+            ctx.step("a", str, "old")
+            ctx.step("parked", int)
+            ctx.sleep("z", 0)
+        OLD_NAMES[order](ctx)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    if flow == "old":
+        await run_retries(app, conn)
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "step 'b' has the name 'a' by also=" in error["message"] or order == "two"
+    assert "has the name 'a' by also=, which another step has" in error["message"]
+
+
+async def test_a_renamed_step_may_name_itself_and_keys_apart(app, conn):
+    """
+    Names are refused with one key only.
+    """
+
+    async def body(ctx):
+        await ctx.step("b", int, also=["b", "a", "a"], key=1)
+        await ctx.step("a", int, key=2)
+        await ctx.step("a", int)
+
+    assert state(conn, await a_flow(app, conn, body)) == "done"

@@ -4,6 +4,7 @@ wait, steps that run at once, attempts that overlap.
 
 import asyncio
 import threading
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -255,10 +256,12 @@ async def test_a_redrive_keeps_a_failure_with_its_compensation(app, conn):
 
 
 @pytest.mark.parametrize("flavour", ["async", "thread"])
-async def test_a_step_that_outlives_its_attempt_does_not_commit(app, conn, flavour):
-    """Another step has ended the attempt, and `once` runs beside it. Its effect is there once, by
-    an attempt that the job has, also where the next attempt runs when it would commit.
+async def test_a_step_that_outlives_its_attempt_does_not_commit(app, conn, flavour, monkeypatch):
+    """Another step has ended the attempt, and `once` runs beside it for longer than that waits.
+    Its effect is there once, by an attempt that the job has, also where the next attempt runs when
+    it would commit.
     """
+    monkeypatch.setattr("forebay.worker.run._flow._REST_SECONDS", 0.0)
     make_effect_table(conn)
     starts = []
     let_go = asyncio.Event()
@@ -411,3 +414,68 @@ async def test_a_verb_that_another_one_took_the_place_of_is_named(app, conn, fir
     await run_retries(app, conn)
     query = "select errors -> -1 ->> 'type' from forebay.dead_letter where job_id = %s"
     assert one(conn, query, job) == f"forebay.errors.{StepChanged.__name__}"
+
+
+@pytest.mark.parametrize("way", ["gather", "task group"])
+@pytest.mark.parametrize("verb", ["step", "once"])
+async def test_a_step_beside_one_that_is_tried_again_is_recorded(app, conn, way, verb):
+    """
+    The failed one waits for it: the end of the attempt would leave it behind, or the task group
+    would cancel it, and each attempt of the other would do it again.
+    """
+    done, failed = [], asyncio.Event()
+    failed_once = []
+
+    async def mail(*_):
+        done.append("mail")
+        await failed.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    async def bad(*_):
+        failed.set()
+        if not failed_once:
+            failed_once.append(1)
+            raise ValueError
+
+    @app.job(retry=SOON)
+    async def work(ctx: forebay.Context) -> None:
+        steps = [getattr(ctx, verb)("mail", mail), getattr(ctx, verb)("bad", bad)]
+        if way == "task group":
+            async with asyncio.TaskGroup() as tasks:
+                for each in steps:
+                    tasks.create_task(each)
+        else:
+            await asyncio.gather(*steps)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert (state(conn, job), done) == ("done", ["mail"])
+
+
+async def test_failed_steps_do_not_wait_for_each_other(app, conn):
+    """
+    Nor for a step that has called them, whose own steps beside them fail too.
+    """
+    tries = Counter()
+
+    async def bad(name):
+        tries[name] += 1
+        await asyncio.sleep(0)
+        if tries[name] == 1:
+            raise ValueError(name)
+
+    @app.job(retry=SOON)
+    async def work(ctx: forebay.Context) -> None:
+        async def outer(name):
+            await asyncio.gather(
+                *(ctx.step("inner", bad, f"{name}{n}", key=f"{name}{n}") for n in "12")
+            )
+
+        await asyncio.gather(*(ctx.step("outer", outer, name, key=name) for name in "ab"))
+
+    job = work.enqueue(conn)
+    async with asyncio.timeout(30):
+        await run_retries(app, conn)
+    assert state(conn, job) == "done"
+    assert set(tries.values()) == {2}

@@ -120,3 +120,59 @@ async def test_a_parent_goes_on_when_its_dead_children_have_ended_well(app, conn
     assert seen == [[0, 1, 2]]
     because = "select count(*) from forebay.event where new ->> 'because' is not null"
     assert one(conn, because) == 1
+
+
+@pytest.mark.parametrize("by", ["rewind", "redrive"])
+async def test_a_wait_that_got_a_wrong_payload_waits_anew(app, conn, database, by):
+    """
+    Its error names the command. A plain redrive gives it the same payload again; a rewind to the
+    wait forgets it, of a flow that is dead and of one that will be tried again.
+    """
+    seen = []
+
+    @app.job(retry=NEVER)
+    async def work(ctx: forebay.Context) -> None:
+        await ctx.step("before", seen.append, "before")
+        answer = await ctx.wait("approval", key="k", as_type=dict[str, str])
+        seen.append(answer["by"])
+
+    client = forebay.Client(database)
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    forebay.signal(conn, "approval", "k")
+    await run_until_idle(app)
+    (letter,) = client.dead_letters(job_id=job)
+    error = one(conn, "select errors -> -1 from forebay.dead_letter where job_id = %s", job)
+    assert error["type"] == "forebay.errors.StepChanged"
+    assert f"forebay jobs rewind {job} --from approval" in error["traceback"]
+    again = client.redrive(letter.dead_id)
+    await run_until_idle(app)
+    (letter,) = client.dead_letters(job_id=again)
+    if by == "rewind":
+        last = client.rewind(again, "approval")
+    else:
+        last = client.redrive(letter.dead_id, from_step="approval")
+    await run_until_idle(app)
+    assert state(conn, last) == "scheduled"
+    forebay.signal(conn, "approval", "k", {"by": "Ada"})
+    await run_until_idle(app)
+    assert state(conn, last) == "done"
+    assert seen == ["before", "Ada"]
+
+
+async def test_a_callback_that_waits_has_no_step_to_go_on_from(app, conn, database):
+    """
+    It waits, so the error does not say that it does not.
+    """
+
+    @app.job
+    async def child(n: int) -> int:
+        return n
+
+    @app.job
+    async def then(ctx: forebay.Context, results: list[int]) -> None:
+        await ctx.step("s", int)
+
+    job = forebay.gather(conn, child.using(delay=1000).calls([1]), then=then.callback())
+    with pytest.raises(InvalidJob, match=f"job {job} waits for the jobs before it"):
+        forebay.Client(database).rewind(job, "s")

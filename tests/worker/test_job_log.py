@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+import forebay
 from forebay import Cancel, Dead, Job, Retry, RetryPolicy, Snooze
+from forebay.doctor.examine import examine
 from tests.support.engine import enqueue, one, state
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.waiting import wait_for, wait_for_async
@@ -166,7 +168,33 @@ async def test_wrong_arguments_a_timeout_and_an_unknown_kind_are_logged(app, con
     assert "in slow" in dead["slow"].exc_text
     assert "forebay.errors.HardTimeout" in dead["slower"].getMessage()
     (unknown,) = records(caplog, "unknown")
-    assert "(nobody), attempt 1, postponed: no handler for this kind" in unknown.getMessage()
+    what = "(nobody), attempt 1, postponed: no handler for kind 'nobody' in this worker"
+    assert what in unknown.getMessage()
+
+
+@pytest.mark.usual("the doctor asks as an operator")
+async def test_a_job_of_a_renamed_handler_names_the_one_that_may_be_meant(
+    app, conn, caplog, database
+):
+    """
+    In the log, and in the doctor's report; both it and the explanation say how the job keeps its
+    handler.
+    """
+
+    @app.job
+    def renew_contract(n: int) -> None: ...
+
+    job = enqueue(conn, kind="renew_contracts", args={"n": 1})
+    async with running(app):
+        await wait_for_async(lambda: records(caplog, "unknown"), 20)
+    (unknown,) = records(caplog, "unknown")
+    named = "no handler for kind 'renew_contracts' (did you mean 'renew_contract'?)"
+    assert named in unknown.getMessage()
+    (why,) = forebay.Client(database).explain(job)
+    assert "@app.job(name='renew_contracts')" in why.hint
+    (found,) = [each for each in await examine(database) if each.check == "failures"]
+    assert named in found.what
+    assert "@app.job(name=OLD_NAME)" in found.remedy
 
 
 async def test_a_job_that_was_cancelled_is_logged(app, conn, caplog):

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import traceback
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -90,3 +92,61 @@ def test_the_traceback_from_a_child_process_begins_with_the_handler(conn, worker
     job = enqueue(conn, kind="exceed", args={"entry": 1, "what": "memory"}, max_attempts=1)
     wait_for(lambda: conn.execute("select 1 from forebay.dead_letter").fetchone(), 30)
     assert frames(conn, job)[0] == "exceed"
+
+
+def boom(*_: object) -> None:
+    helper()
+
+
+async def test_below_a_verb_there_are_no_frames_of_the_library(app, conn, caplog):
+    """
+    An error that a verb raises, or an enqueue, has the application's frames only, in the dead
+    letter and in the log; so have its causes and the members of a group.
+    """
+
+    @app.job(retry=ONCE)
+    def step(ctx: forebay.Context) -> None:
+        ctx.step("a", boom)
+
+    @app.job(retry=ONCE)
+    async def once(ctx: forebay.Context) -> None:
+        await ctx.once("a", boom)
+
+    @app.job(retry=ONCE)
+    def changed(ctx: forebay.Context) -> None:
+        def number() -> int:
+            return "text"  # type: ignore[return-value]
+
+        ctx.step("a", number)
+
+    @app.job(retry=ONCE)
+    async def refused(ctx: forebay.Context) -> None:
+        await ctx.sleep("a", -1)
+
+    @app.job(retry=ONCE)
+    def invalid() -> None:
+        step.using(queue="no name").enqueue(conn)
+
+    @app.job(retry=ONCE)
+    async def group(ctx: forebay.Context) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ctx.step("a", boom))
+
+    handlers = [step, once, changed, refused, invalid, group]
+    jobs = {handler.enqueue(conn): handler.kind.name for handler in handlers}
+    await run_until_idle(app)
+    assert {name: frames(conn, job) for job, name in jobs.items()} == {
+        "step": ["boom", "helper", "step"],
+        "once": ["boom", "helper", "once"],
+        "changed": ["changed"],
+        "refused": ["refused"],
+        "invalid": ["invalid"],
+        "group": ["group", "__aexit__", "boom", "helper"],
+    }
+    library = str(Path(forebay.__file__).parent)
+    shown = [record.exc_text for record in caplog.records if record.exc_text]
+    assert len(shown) == len(jobs)
+    assert not [text for text in shown if library in text]
+    for record in caplog.records:
+        if record.exc_info and record.name.startswith("forebay"):
+            assert library not in "".join(traceback.format_tb(record.exc_info[2]))

@@ -38,8 +38,13 @@ _OUTCOMES: Final = typing.get_args(Outcome)
 _step_types: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def ran(result: Any, kind: str) -> Any:
+def ran(result: Any, kind: str, *, step: str | None = None) -> Any:
     """Return what a handler returned, if its work is done; also look at elements of a list.
+
+    Args:
+        result: what it returned.
+        kind: of the job.
+        step: None: it is the handler's; else that of the function of this step.
 
     Raises:
         TypeError: it returned a coroutine, generator, task or future, or a list of them. The job
@@ -52,9 +57,11 @@ def ran(result: Any, kind: str) -> Any:
             for each in (result, *(result if isinstance(result, list | tuple) else ())):
                 if isinstance(each, types.CoroutineType | types.GeneratorType):
                     each.close()  # Python would warn that it was never awaited.
+            who = "handler" if step is None else "function"
+            what = f"handler of kind {kind}" if step is None else f"function of step {step!r}"
             message = (
-                f"the handler of kind {kind} returned {_named(cls)}, of which nothing need have"
-                " run. Declare the handler with async def and await it, or wait for it inside it."
+                f"the {what} returned {_named(cls)}, of which nothing need have run."
+                f" Declare the {who} with async def and await it, or wait for it inside it."
             )
             raise TypeError(message)
     return result

@@ -53,6 +53,8 @@ def send_signal(
         console().print(f"sent signal {name} with key {key}")
         if waits is not None and name not in dict(waits):
             _print_unawaited(key, waits)
+        elif waits is not None and given is None:
+            _print_none(name, dict(waits)[name])
     else:
         console(stderr=True).print(
             f"signal {name} with key {key} waits to be taken already: this one was not kept",
@@ -72,9 +74,18 @@ def _waits(key: str, dsn: str | None) -> Sequence[tuple[str, int]] | None:
         return None
 
 
+def _print_none(name: str, job_id: int) -> None:
+    """Say that the wait returns None: who forgot the payload can let the flow wait again."""
+    out = console(stderr=True)
+    what = f"no payload was given: the wait of job {job_id} returns None"
+    out.print(what, style="yellow", soft_wrap=True)
+    command = f"forebay jobs rewind {job_id} --from {shlex.quote(name)}"
+    out.print(f"to let it wait for another signal: {command}", soft_wrap=True)
+
+
 def _print_unawaited(key: str, waits: Sequence[tuple[str, int]]) -> None:
     out = console(stderr=True)
     out.print("no flow waits for it now: it is kept for 30 days", style="yellow", soft_wrap=True)
     for other, job_id in waits:
-        command = f"forebay signal {shlex.quote(other)} {shlex.quote(key)}"
+        command = f"forebay signal {shlex.quote(other)} {shlex.quote(key)} 'JSON'"
         out.print(f"job {job_id} waits for signal {other}: {command}", soft_wrap=True)

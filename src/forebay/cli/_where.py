@@ -74,10 +74,15 @@ def _nothing(found: Whereabouts) -> Text:
         return text.append(f"\n→ {reason.hint}" if reason.hint else "", style="not bold")
     text = Text(
         (
-            f"No job has {found.what!r} as its correlation id or a key, and no subject of this "
-            f"name has run."
+            f"No job has {found.what!r} as its correlation id or a key, no flow waits for a signal "
+            f"with this key, and no subject of this name has run."
         ),
         style="bold",
+    )
+    text.append(
+        "\n→ A flow that has got its signal waits for it no more: look for its job by another key"
+        " or by its id.",
+        style="not bold",
     )
     if not found.is_complete:
         text.append(

@@ -28,6 +28,7 @@ from forebay.console._acts import PERMISSIONS
 from forebay.console._web import LOOPBACK as LOOPBACK  # noqa: PLC0414
 from forebay.console._web import User
 from forebay.errors import ConfigError, shown
+from forebay.in_threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -154,7 +155,7 @@ class Passwords:
             wait = str(int(_WINDOW_SECONDS))
             raise HTTPException(429, "Too many wrong passwords.", {"Retry-After": wait})
         entry = self._entries.get(name, self._nobody)
-        found = await asyncio.to_thread(_hashed, password, entry.salt)
+        found = await in_thread(_hashed, password, entry.salt)
         # The file may have changed meanwhile.
         if hmac.compare_digest(found, entry.hash) and self._entries.get(name) is entry:
             self._right[name] = digest

@@ -23,6 +23,7 @@ import psycopg
 from forebay.config import OwnAddress
 from forebay.db.address import parsed_address
 from forebay.errors import ConfigError, DatabaseUnavailable
+from forebay.in_threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +139,7 @@ async def _awaited(name: str, function: Callable[[], Any] | None) -> Any:
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
     """Call a function in a thread. If this is cancelled, its connection is closed when it comes."""
-    calling = asyncio.ensure_future(asyncio.to_thread(function))
+    calling = asyncio.ensure_future(in_thread(function))
     try:
         return await asyncio.shield(calling)
     except asyncio.CancelledError:

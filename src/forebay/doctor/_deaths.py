@@ -52,7 +52,8 @@ def _judge_failures(rows: ResultRows) -> list[Finding]:
                     f" {last}{detail}",
                     (
                         "Deploy workers that import the handler, or let only such workers "
-                        "serve the queue."
+                        "serve the queue. A handler that was renamed keeps its jobs by "
+                        "@app.job(name=OLD_NAME)."
                     ),
                     {"unknown_kind": count, "message": message},
                 )

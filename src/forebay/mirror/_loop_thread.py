@@ -16,6 +16,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.errors import TargetUnavailable
+from forebay.in_threads import for_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -132,8 +133,8 @@ class Calls:
                 return
             if failure is None:
                 future.set_result(result)
-            elif isinstance(failure, Exception) and not isinstance(failure, StopIteration):
-                future.set_exception(failure)
+            elif isinstance(failure, Exception):
+                future.set_exception(for_future(failure))
             else:
                 future.set_exception(RuntimeError(f"raised {type(failure).__name__}"))
 

@@ -286,8 +286,10 @@ class Context:
         """Call a function, and record its result: later attempts of the job get that result.
 
         Await it in a coroutine handler; a plain handler gets the result directly. The function runs
-        at least once: again, if the process dies before the result is recorded. So give the other
-        side a key that stays the same, such as ``f"{ctx.job.job_id}-charge"``.
+        at least once: again, if the process dies before the result is recorded, or if something
+        beside it ends the attempt. A step that will be tried again waits for those beside it, at
+        most a minute. So give the other side a key that stays the same, such as
+        ``f"{ctx.job.job_id}-charge"``.
 
         If the function raises, the attempt ends, gives its slot back, and runs again after a delay.
         Attempts are counted anew from each recorded step.
@@ -299,7 +301,7 @@ class Context:
             *args: its arguments.
             key: tells several steps with one name apart, as in a loop.
             retry: how it is retried; default: as its kind is.
-            also: earlier names of the step: their results count.
+            also: earlier names of the step: their results count. No other step has one of them.
             **named: its arguments by name.
 
         Returns:
@@ -375,7 +377,8 @@ class Context:
 
         Args:
             name: of the signal, and of the step.
-            key: the key of the signal; default: the id of the job.
+            key: the key of the signal; default: the id of the job, which is another one after a
+                redrive.
             timeout: seconds or a timedelta; None: it waits without limit.
             as_type: the type of the payload.
             step_key: tells several waits with one name in a job apart.
@@ -398,7 +401,8 @@ class Context:
     ) -> Any:
         """Enqueue jobs, and wait until all have ended, without a slot; return their results.
 
-        Await it in a coroutine handler. The jobs are enqueued in one commit, once.
+        Await it in a coroutine handler. The jobs are enqueued in one commit, once. A job of a queue
+        with several groups has ended when the first of them has ended it.
 
         Args:
             name: of the step.

@@ -88,25 +88,37 @@ def kept(value: Any, seconds: float | None) -> Kept:
 
     If it cannot be kept, return the reason instead; the job does not fail.
     """
-    dump = getattr(value, "model_dump", None)
     try:
-        plain = dump(mode="json", by_alias=True) if callable(dump) else value
-        text = encode_json(plain, bytes_max=_SENT_BYTES_MAX)
-    except InvalidJob as error:
-        # The problem leaves out the value and its place: others can read it, and keys of a dict may
-        # be data too.
-        place = "" if error.field == "args" else "a part of "
-        problem = str(error.problem).partition(":")[0]
-        return Kept(seconds, problem=f"{place}what the handler returned {problem}")
-    except PayloadTooLarge as error:
-        problem = f"has {error.bytes} bytes, the limit is {error.limit}"
-        return Kept(seconds, problem=f"what the handler returned {problem}")
-    except PayloadTooDeep as error:
-        problem = f"is nested {error.depth} levels deep, the limit is {error.limit}"
-        return Kept(seconds, problem=f"what the handler returned {problem}")
+        return Kept(seconds, value=encoded_result(value))
     except Exception as error:
-        return Kept(seconds, problem=f"{type(error).__name__} when it was encoded"[:1000])
-    return Kept(seconds, value=msgspec.Raw(text.encode()))
+        return Kept(seconds, problem=problem_of(error, "what the handler returned"))
+
+
+def encoded_result(value: Any) -> msgspec.Raw:
+    """Return a result as JSON.
+
+    Raises:
+        Exception: it has no JSON form, or is too large; ``problem_of`` says it.
+    """
+    dump = getattr(value, "model_dump", None)
+    plain = dump(mode="json", by_alias=True) if callable(dump) else value
+    return msgspec.Raw(encode_json(plain, bytes_max=_SENT_BYTES_MAX).encode())
+
+
+def problem_of(error: Exception, what: str) -> str:
+    """Return why a result has no JSON form, without the value; ``what`` names the result."""
+    match error:
+        case InvalidJob():
+            # It leaves out the value and its place: others can read it, and keys of a dict may be
+            # data too.
+            place = "" if error.field == "args" else "a part of "
+            return f"{place}{what} {str(error.problem).partition(':')[0]}"
+        case PayloadTooLarge():
+            return f"{what} has {error.bytes} bytes, the limit is {error.limit}"
+        case PayloadTooDeep():
+            return f"{what} is nested {error.depth} levels deep, the limit is {error.limit}"
+        case _:
+            return f"{type(error).__name__} when it was encoded"[:1000]
 
 
 def result(job_id: int, group: str, *, wait_seconds: float = 0.0) -> Operation[JobResult]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.model.text import bounded_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType, TracebackType
 
 PLACE_BYTES_MAX: Final = 200
@@ -54,15 +55,28 @@ def place_of(handler: TracebackType | None) -> str | None:
     """
     if handler is None:
         return None
-    package = _module_of(handler.tb_frame).partition(".")[0]
     own = handler.tb_frame
-    current: TracebackType | None = handler
-    while current is not None:
-        frame = current.tb_frame
-        if _module_of(frame).partition(".")[0] == package or not _is_library(frame):
+    for frame in frames_of(handler):
+        if is_own(frame, package_of(handler.tb_frame)):
             own = frame
-        current = current.tb_next
     return bounded_text(f"{_module_of(own)}.{own.f_code.co_qualname}", bytes_max=PLACE_BYTES_MAX)
+
+
+def frames_of(trace: TracebackType | None) -> Iterator[FrameType]:
+    """Return the frames of a traceback, the outermost first."""
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def package_of(frame: FrameType) -> str:
+    """Return the package of a frame's module."""
+    return _module_of(frame).partition(".")[0]
+
+
+def is_own(frame: FrameType, package: str) -> bool:
+    """Whether a frame is of the application, with the package of its handler."""
+    return package_of(frame) == package or not _is_library(frame)
 
 
 def without_values(message: str) -> str:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay._dataclass import dataclass
+from forebay.errors import ForebayError
 from forebay.model.text import bounded_middle, bounded_text
-from forebay.policy.cause import place_of
+from forebay.policy.cause import frames_of, is_own, package_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, TracebackType
+    from types import CodeType
 
 FunctionT = TypeVar("FunctionT", bound="Callable[..., Any]")
 
@@ -25,6 +27,7 @@ TYPE_BYTES_MAX: Final = 256
 MESSAGE_BYTES_MAX: Final = 4096
 TRACEBACK_BYTES_MAX: Final = 16_384
 
+_PACKAGE: Final = "forebay"
 _CHAIN_MAX: Final = 8
 _GROUP_MAX: Final = 4
 _NOTES_MAX: Final = 8
@@ -58,6 +61,49 @@ def user_traceback(trace: TracebackType | None) -> TracebackType | None:
     while current is not None and current.tb_frame.f_code in _CALL_SITES:
         current = current.tb_next
     return trace if current is None else current
+
+
+def shown_traceback(exception: BaseException, *, is_detail: bool = False) -> TracebackType | None:
+    """Return the part of an exception's traceback that people see.
+
+    An error of this library stands for what the application has called: below the application's
+    line there are no frames of this library, which are the same for each error.
+
+    Args:
+        exception: the exception.
+        is_detail: it is a cause or a member of another one, which has the place: without a frame of
+            the application none is shown.
+    """
+    trace = user_traceback(exception.__traceback__)
+    is_ours = isinstance(exception, ForebayError)
+    if trace is None or not (is_ours or is_detail):
+        return trace
+    package = package_of(trace.tb_frame)
+    if trace is exception.__traceback__ and package == _PACKAGE:
+        package = ""  # It is no handler.
+    own = [is_own(frame, package) for frame in frames_of(trace)]
+    if not any(own):
+        return None if is_detail else trace
+    return _without_library(trace, own) if is_ours and package != _PACKAGE else trace
+
+
+def _without_library(trace: TracebackType, own: list[bool]) -> TracebackType | None:
+    """Return a traceback without this library's frames, and without what these have called."""
+    kept: list[TracebackType] = []
+    current: TracebackType | None = trace
+    last = len(own) - own[::-1].index(True)
+    for number in range(len(own)):
+        assert current is not None
+        is_library = package_of(current.tb_frame) == _PACKAGE
+        if is_library and number >= last:
+            break
+        if not is_library:
+            kept.append(current)
+        current = current.tb_next
+    made: TracebackType | None = None
+    for each in reversed(kept):
+        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +172,15 @@ def _chain_text(exception: BaseException) -> str:
             current, joint = current.__context__, _CONTEXT
         else:
             current = None
-    return "".join(_one_text(link) + joint for link, joint in reversed(links))
+    is_ours = isinstance(exception, ForebayError)
+    return "".join(
+        _one_text(link, is_detail=is_ours and link is not exception) + joint
+        for link, joint in reversed(links)
+    )
 
 
-def _one_text(exception: BaseException) -> str:
-    lines = [_frames_text(exception.__traceback__)]
+def _one_text(exception: BaseException, *, is_detail: bool) -> str:
+    lines = [_frames_text(exception, is_detail=is_detail)]
     message = _message(exception)
     name = _type_name(exception)
     lines.append(f"{name}: {message}\n" if message else f"{name}\n")
@@ -140,13 +190,13 @@ def _one_text(exception: BaseException) -> str:
     return "".join(lines)
 
 
-def _frames_text(trace: TracebackType | None) -> str:
-    if trace is None:
-        return ""
+def _frames_text(exception: BaseException, *, is_detail: bool) -> str:
     try:
+        trace = shown_traceback(exception, is_detail=is_detail)
+        if trace is None:
+            return ""
         # The last frames matter most; a recursion has a thousand frames.
         last: deque[TracebackType] = deque(maxlen=_FRAMES_MAX)
-        trace = user_traceback(trace)
         while trace is not None:
             last.append(trace)
             trace = trace.tb_next
@@ -164,17 +214,23 @@ def _notes(exception: BaseException) -> list[str]:
         return []
 
 
+def _member_text(member: BaseException) -> str:
+    is_ours = isinstance(member, ForebayError)
+    text = f"{_type_name(member)}: {_message(member)}\n{_frames_text(member, is_detail=is_ours)}"
+    cause = member.__cause__
+    if not is_ours or cause is None:
+        return text
+    frames = _frames_text(cause, is_detail=True)
+    return f"{text}  caused by {_type_name(cause)}: {_message(cause)}\n{frames}"
+
+
 def _members_text(group: BaseExceptionGroup[BaseException]) -> list[str]:
     try:
         members = list(group.exceptions)
     except BaseException:
         return []
     texts = [
-        (
-            f"  [{index}] {_type_name(member)}: "
-            f"{_message(member)}\n{_frames_text(member.__traceback__)}"
-        )
-        for index, member in enumerate(members[:_GROUP_MAX])
+        f"  [{index}] {_member_text(member)}" for index, member in enumerate(members[:_GROUP_MAX])
     ]
     if len(members) > _GROUP_MAX:
         texts.append(f"  [... {len(members) - _GROUP_MAX} more]\n")

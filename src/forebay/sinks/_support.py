@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from forebay.errors import ConfigError, shown
+from forebay.in_threads import for_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +161,7 @@ async def call_in_thread(function: Callable[[], T], *, name: str) -> T:
         if error is None:
             result.set_result(value)
         else:
-            result.set_exception(error)
+            result.set_exception(for_future(error))
 
     def run() -> None:
         try:

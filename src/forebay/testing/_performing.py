@@ -14,6 +14,7 @@ from forebay.app import Handler
 from forebay.db.drivers import connection_of, given
 from forebay.db.handler_connections import connection_class
 from forebay.errors import ConfigError, WrongConnection
+from forebay.in_threads import in_thread
 from forebay.model.doors import declaring_door
 from forebay.model.status import SHOWN_OPTIONS
 from forebay.testing._contexts import RecordingContext, internals_of, job_for
@@ -184,7 +185,7 @@ class Performer:
     async def _run_async(self, app: Internals, jobs: list[Job]) -> list[Performed[Any]]:
         kind = app.kinds.get(jobs[0].kind)
         if not kind.is_async:
-            return await asyncio.to_thread(self._run, app, jobs)
+            return await in_thread(self._run, app, jobs)
         run, context = self._prepared(app, kind, jobs)
         async with _savepoint_async(context.conn) as savepoint:
             await run.run_async()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from forebay._dataclass import dataclass
 from forebay.errors import ConfigError
+from forebay.in_threads import in_thread
 from forebay.model.checks import hint_for
 from forebay.model.doors import declaring_door
 from forebay.sinks import Accepted, Answer, Message, Sent, Sink, SinkUnavailable, message_id
@@ -173,7 +174,7 @@ class SinkContract:
                 before = list(await sink.seen(sent))
                 if not sink.can_verify:
                     return before, before
-                await asyncio.to_thread(self.lose, sent[1])
+                await in_thread(self.lose, sent[1])
                 return before, list(await sink.seen(sent))
 
         before, after = asyncio.run(use())

@@ -235,7 +235,9 @@ def _flow(case: _Case) -> _Found | None:
         return _Found(
             f"{step} waits for signal {name} with key {key}{since}{until}",
             "flow",
-            f"forebay signal {shlex.quote(name)} {shlex.quote(key)} wakes it.",
+            # A literal copy is refused: what is sent is its answer for good.
+            f"forebay signal {shlex.quote(name)} {shlex.quote(key)} 'JSON' wakes it; JSON is what"
+            " its wait returns.",
         )
     children = counted(flow.children or 0, "job")
     dead = flow.first_dead
@@ -266,7 +268,8 @@ def _due(case: _Case) -> _Found:
         return _Found(
             f"{worker} has no handler for {job.kind}: it is tried again {wait}",
             "no handler",
-            f"Start a worker whose app has {job.kind}, or serve {case.queue} by such workers only.",
+            f"Start a worker whose app has {job.kind}, or serve {case.queue} by such workers only;"
+            f" if the handler was renamed: @app.job(name={job.kind!r}).",
         )
     return _Found(f"it is scheduled to start {wait}", "scheduled")
 
@@ -415,7 +418,8 @@ def _handler(case: _Case) -> _Found | None:
     return _Found(
         f"no worker has ever declared a handler for {case.job.kind}",
         "no handler",
-        "Check the spelling of the kind, and that the app of the workers imports its handler.",
+        "Check the spelling of the kind, and that the app of the workers imports its handler."
+        f" If it was renamed: @app.job(name={case.job.kind!r}).",
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay._error import is_database_error
 from forebay.errors import ForebayError
+from forebay.in_threads import in_thread
 from forebay.model.doors import declaring_door
 from forebay.model.text import logger
 from forebay.watch import operations
@@ -82,7 +83,7 @@ class Exporter:
 
     async def atext(self) -> str:
         """Return the metrics; the database is read in a thread."""
-        return await asyncio.to_thread(self.text)
+        return await in_thread(self.text)
 
     def _count_backlogs(self) -> None:
         """Count, beside the scrapes, what may have made a read too long: the next one continues

@@ -20,7 +20,7 @@ from forebay.model.checks import MAX_ATTEMPTS_MAX
 from forebay.model.endpoints import DELIVERIES
 from forebay.model.text import escaped_controls, log_block, logger
 from forebay.policy.cause import cause_of
-from forebay.policy.error_text import describe_exception, user_traceback
+from forebay.policy.error_text import describe_exception, shown_traceback
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def _message(
     if outcome == "snoozed":
         return f"{head}snoozed%s, %s", (*arguments, after, again)
     if outcome == "unknown":
-        return f"{head}postponed: no handler for this kind in this worker, %s", (*arguments, again)
+        what = "no handler" if ended.error is None else ended.error["message"]
+        return f"{head}postponed: %s in this worker, %s", (*arguments, what, again)
     error = error_text(ended)
     if outcome == "cancelled":
         return f"{head}cancelled%s%s", (*arguments, after, f": {error}" if error else "")
@@ -238,7 +239,7 @@ def _exception(
         made = rebuilt(error)
         return (type(made), made, None), log_block(error["traceback"])
     exception = raised.error
-    info = (type(exception), exception, user_traceback(exception.__traceback__))
+    info = (type(exception), exception, shown_traceback(exception))
     if raised.shown_for is not None:
         return info, log_block(f"The traceback is that of job {raised.shown_for}.")
     raised.shown_for = held.row.job_id

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import HandlerError
 from forebay.forks import end_if_copy
+from forebay.in_threads import for_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +155,5 @@ def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | No
         return
     if error is None:
         future.set_result(result)
-    elif isinstance(error, StopIteration):
-        future.set_exception(RuntimeError("the handler raised StopIteration"))
     else:
-        future.set_exception(error)
+        future.set_exception(for_future(error))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
+from forebay.in_threads import in_thread
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.worker.lease.identity import resident_kb
@@ -125,7 +126,7 @@ class Heartbeat:
         A thread that hangs ends with the process.
         """
         if self._thread.is_alive():  # a worker that got no lease never started it
-            await asyncio.to_thread(self._thread.join, seconds)
+            await in_thread(self._thread.join, seconds)
 
     def _main(self) -> None:
         asyncio.run(self._run())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from forebay.errors import DatabaseUnavailable, ForebayError, ForeignCluster, SchemaError
+from forebay.in_threads import in_thread
 from forebay.model.text import logger
 from forebay.ops import schedules
 from forebay.policy.cron import Timing
@@ -193,7 +194,7 @@ class Scheduler:
     async def _decide(self, known: _Known, now: datetime) -> None:
         definition = known.definition
         if (now - definition.decided_to).total_seconds() > _LONG_SECONDS:
-            instants, older = await asyncio.to_thread(known.undecided, now)
+            instants, older = await in_thread(known.undecided, now)
         else:
             instants, older = known.undecided(now)
         if not instants:

@@ -98,6 +98,7 @@ class CallRunner:
                     call.cut()
                 self._fail(call, helds, error)
         finally:
+            call.has_ended = True
             if call.flow is not None:
                 call.forget_flow()
             for timer in call.timers:

@@ -31,7 +31,7 @@ from forebay.errors import (
 )
 from forebay.ops.flows import Checkpoint, FlowEnd, NewStep
 from forebay.ops.protocol import Ended
-from forebay.worker.run._step_calls import StepCall
+from forebay.worker.run._step_calls import StepCall, within_steps
 from forebay.worker.run._step_values import (
     FLOW_BYTES_MOST,
     STEPS_MOST,
@@ -61,6 +61,9 @@ _VERBS: Final = {
 
 #: How often an attempt that waits for the commit of a step looks whether its lease is lost.
 _COMMIT_SECONDS: Final = 1.0
+
+#: How long a failed step waits for those beside it.
+_REST_SECONDS: Final = 60.0
 
 #: A failure names at most this number of steps beside it.
 _BESIDE_MOST: Final = 100
@@ -99,12 +102,18 @@ class Flow:
         self.progressed = False
         self.unwound: Unwound | None = None
         self._found: dict[tuple[str, str | None], Checkpoint] | None = None
+        #: The steps that the handler has asked for; with earlier names of them, by ``also``.
         self._asked: set[tuple[str, str | None]] = set()
+        #: The steps that have such an earlier name.
+        self._renamed: dict[tuple[str, str | None], str] = {}
         self._next = 1
         self._bytes = 0
         self._open = 0
         #: The steps that are under way.
         self._running: set[tuple[str, str | None]] = set()
+        #: Those of them that wait for the others, since one has failed; and who waits.
+        self._failing: set[tuple[str, str | None]] = set()
+        self._turns: list[asyncio.Future[None]] = []
         #: How many steps commit their effects; none begins to once the attempt is over.
         self._committing = 0
         self._quiet = asyncio.Event()
@@ -180,6 +189,37 @@ class Flow:
             return (yield from verb)
         finally:
             self._running.discard(step)
+            self._look_at_rest()
+
+    async def rest(self, name: str, key: object) -> None:
+        """Wait until the steps beside a failed one have ended, so that they are recorded.
+
+        The end of the attempt would leave them behind, or a task group would cancel them, and the
+        next attempt would do them again. Steps that have failed wait for no other such step, nor
+        for one whose function has called them.
+        """
+        step = (name, text_of(key))
+        self._failing.update((step, *within_steps()))
+        future = self.loop.create_future()
+        self._turns.append(future)
+        self._look_at_rest()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REST_SECONDS):
+                    await future
+        finally:
+            self._turns.remove(future)
+            self._failing.discard(step)
+
+    def has_rest(self) -> bool:
+        """Whether several steps of a coroutine handler are under way."""
+        return self.call.kind.is_async and len(self._running) > 1
+
+    def _look_at_rest(self) -> None:
+        if self._turns and self._running <= self._failing:
+            for future in self._turns:
+                if not future.done():
+                    future.set_result(None)
 
     def beside(self, name: str, key: object) -> list[dict[str, str | None]]:
         """Return the other steps that are under way: they are no compensation of this one."""
@@ -254,10 +294,9 @@ class Flow:
         """
         text = checked_key(name, key)
         found = yield from self.load()
+        self._note_asked(name, text, also)
         for each in (name, *also):
             if (each, text) in found:
-                self._note_asked(name, text)
-                self._asked.add((each, text))
                 if found[each, text].kind == "c":
                     where = f"while step {each!r} waited"
                     raise JobCancelled(self.held.row.job_id, reason=where)
@@ -267,7 +306,6 @@ class Flow:
                         shown_step(each, text), f"result of {verb}()", f"{recorded}() recorded it"
                     )
                 return found[each, text]
-        self._note_asked(name, text)
         return None
 
     def recorded(self, name: object, key: object, kinds: str) -> Checkpoint | None:
@@ -281,21 +319,41 @@ class Flow:
             return None
         if self.unwound is not None or self._is_over or self.held.ended:
             return None
-        step = (name, str(key) if type(key) is int else key)
+        try:
+            step = (name, str(key) if type(key) is int else key)
+        except ValueError:  # It has thousands of digits.
+            return None
         found = self._found.get(step)  # type: ignore[arg-type]
         if found is None or found.kind not in kinds or step in self._asked:
             return None
         self._asked.add(step)  # type: ignore[arg-type]
         return found
 
-    def _note_asked(self, name: str, key: str | None) -> None:
-        if (name, key) in self._asked:
+    def _note_asked(self, name: str, key: str | None, also: tuple[str, ...]) -> None:
+        """Note that a step was asked for, under all its names: a checkpoint answers one step.
+
+        Whether it is one of the step that had the name before, or of the one that has it now, is
+        not recorded.
+        """
+        before = [(each, key) for each in dict.fromkeys(also) if each != name]
+        for step in ((name, key), *before):
+            if step not in self._asked:
+                continue
+            other = self._renamed.get(step)
+            if other is not None or step in before:
+                problem = f"has the name {step[0]!r} by also=, which another step has"
+                raise StepRefused(
+                    shown_step(name, key) if other is None else other,
+                    problem,
+                    hint="Give the other step a name that no step of this flow has had.",
+                )
             raise StepRefused(
                 shown_step(name, key),
                 "has this name a second time in one attempt",
                 hint="Give each step another name, or a key: ctx.step(name, ..., key=line.id).",
             )
-        self._asked.add((name, key))
+        self._asked.update(((name, key), *before))
+        self._renamed.update(dict.fromkeys(before, shown_step(name, key)))
 
     def new(self, kind: str, name: str, key: object, value: Json) -> NewStep:
         """Return a checkpoint to record, with the next number; ``find`` has checked its name.
@@ -385,14 +443,14 @@ class Flow:
         self._require_running()
         if self.held.ended:
             # The worker has given the job away: nothing may follow, not even a compensation.
-            raise self.end(shown(name), None)
+            raise self.end(_name_of(name), None)
         self._open += 1
         try:
             yield
         except (LeaseLost, UnknownBatch):
-            raise self.end(shown(name), None) from None
+            raise self.end(_name_of(name), None) from None
         except DatabaseUnavailable:
-            raise self.end(shown(name), Ended(0, "released", after=1.0)) from None
+            raise self.end(_name_of(name), Ended(0, "released", after=1.0)) from None
         finally:
             self._open -= 1
 
@@ -428,6 +486,10 @@ class Flow:
                 finally:
                     self._waits = self._waits and not is_own
             return turn.result
+
+
+def _name_of(name: object) -> str:
+    return name if isinstance(name, str) else shown(name)
 
 
 class _Turn:

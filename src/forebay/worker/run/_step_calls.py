@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from forebay.arguments.results import gives_coroutine, ran
 from forebay.forks import end_if_copy
+from forebay.in_threads import in_thread
 from forebay.model.spans import stepping
 from forebay.ops import flows
 from forebay.policy.error_text import calls_handlers
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from forebay.ops.flows import NewStep
     from forebay.worker.run._transactions import HandlerTransactions
     from forebay.worker.run.call import Call
+
+
+#: The steps whose functions run here: name and key.
+_within: ContextVar[tuple[tuple[str, str | None], ...]] = ContextVar("forebay_steps", default=())
+
+
+def within_steps() -> tuple[tuple[str, str | None], ...]:
+    """Return the steps whose functions have called this, the outermost first."""
+    return _within.get()
 
 
 class StepCall:
@@ -74,7 +84,7 @@ class StepCall:
     async def __call__(self) -> Any:
         """Call it for a coroutine handler: a plain function in a thread."""
         if not gives_coroutine(self._asked.function):
-            return await asyncio.to_thread(self.here)
+            return await in_thread(self.here)
         with self._span():
             return await self._on_loop()
 
@@ -110,19 +120,25 @@ class StepCall:
     @calls_handlers
     def _plainly(self, before: tuple[Any, ...]) -> Any:
         asked = self._asked
+        outer = _within.get()
+        _within.set((*outer, (asked.name, text_of(asked.key))))
         try:
             result = asked.function(*before, *asked.args, **asked.named)
-            return ran(result, self._call.kind.name)
+            return ran(result, self._call.kind.name, step=asked.name)
         finally:
+            _within.set(outer)
             end_if_copy()
 
     @calls_handlers
     async def _awaited(self, before: tuple[Any, ...]) -> Any:
         asked = self._asked
+        outer = _within.get()
+        _within.set((*outer, (asked.name, text_of(asked.key))))
         try:
             result = await asked.function(*before, *asked.args, **asked.named)
-            return ran(result, self._call.kind.name)
+            return ran(result, self._call.kind.name, step=asked.name)
         finally:
+            _within.set(outer)
             end_if_copy()
 
     def _recording(self, step: NewStep) -> LastCall:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ from forebay.arguments.results import decode_result
 from forebay.errors import (
     ConfigError,
     InvalidJob,
+    PayloadTooLarge,
     StepChanged,
     StepFailed,
     StepRefused,
@@ -20,7 +22,7 @@ from forebay.errors import (
 )
 from forebay.model import checks
 from forebay.ops.flows import Checkpoint, FlowEnd, checked_address
-from forebay.ops.results import kept
+from forebay.ops.results import encoded_result, problem_of
 from forebay.policy.retry import RetryPolicy, as_policy
 
 if TYPE_CHECKING:
@@ -102,20 +104,17 @@ def encoded(step: str, result: Any) -> Json:
     """Return the result of a step as JSON."""
     if result is None:
         return msgspec.UNSET
-    found = kept(result, 0)
-    if isinstance(found.value, msgspec.UnsetType):
-        problem = str(found.problem).replace("what the handler returned", "its result")
-        raise (
-            StepTooLarge(step, problem)
-            if "bytes" in problem
-            else StepRefused(
-                step, f"cannot be recorded: {problem}", hint="Return what JSON can hold."
-            )
-        )
-    size = len(bytes(found.value))
+    try:
+        found = encoded_result(result)
+    except PayloadTooLarge as error:
+        raise StepTooLarge(step, problem_of(error, "its result")) from None
+    except Exception as error:
+        problem = f"cannot be recorded: {problem_of(error, 'its result')}"
+        raise StepRefused(step, problem, hint="Return what JSON can hold.") from None
+    size = len(bytes(found))
     if size > STEP_BYTES_MOST:
         raise StepTooLarge(step, f"its result has {size} bytes, the limit is {STEP_BYTES_MOST}")
-    return found.value
+    return found
 
 
 def result_of(found: Checkpoint, as_type: Any) -> Any:
@@ -124,21 +123,28 @@ def result_of(found: Checkpoint, as_type: Any) -> Any:
         facts = msgspec.json.decode(found.value or "{}")
         name = shown_step(found.name, found.key)
         raise StepFailed(name, facts.get("type", "?"), facts.get("message", ""))
-    try:
+    with contextlib.suppress(ConfigError, ValueError):
         return decode_result(found.value or "null", as_type)
-    except (ConfigError, ValueError):
-        return decoded(shown_step(found.name, found.key), found.value, as_type)
+    return decoded(shown_step(found.name, found.key), found.value, as_type)
 
 
-def decoded(step: str, value: str | None, as_type: Any) -> Any:
-    """Return a recorded value in a type."""
+def decoded(step: str, value: str | None, as_type: Any, *, hint: str | None = None) -> Any:
+    """Return a recorded value in a type; ``hint`` says what to do if it has another one."""
     try:
         return decode_result(value or "null", as_type)
     except ConfigError:
         return msgspec.json.decode(value or "null")
     except ValueError as error:
         expected = getattr(as_type, "__name__", str(as_type))
-        raise StepChanged(step, expected, str(error).replace("\n", " ")[:300]) from error
+        raise StepChanged(step, expected, str(error).replace("\n", " ")[:300], hint=hint) from error
+
+
+def seconds_of(name: str, value: float | timedelta, field: str) -> float:
+    """Return a delay or a timeout in seconds."""
+    try:
+        return checks.checked_seconds(value, field)
+    except InvalidJob as error:
+        raise StepRefused(name, f"has a {error.field} that {error.problem}") from None
 
 
 def time_of(
@@ -147,12 +153,13 @@ def time_of(
     """Return a delay in seconds, or an instant."""
     if (delay is None) == (until is None):
         raise StepRefused(name, "takes a delay or until=, one of them")
+    if until is None:
+        assert delay is not None
+        return seconds_of(name, delay, "delay"), None
     try:
-        if until is not None:
-            return None, checks.checked_instant(until, "until")
-        return checks.checked_seconds(delay, "delay"), None
+        return None, checks.checked_instant(until, "until")
     except InvalidJob as error:
-        raise StepRefused(name, f"has a {error.field} that {error.problem}") from None
+        raise StepRefused(name, f"has a time {error.field} that {error.problem}") from None
 
 
 def seconds_left(found: Checkpoint, began: dict[str, Any]) -> float:

@@ -16,6 +16,7 @@ from forebay.db.handler_connections import async_handler_connections, handler_co
 from forebay.db.session import socket_of
 from forebay.errors import LeaseLost, UnknownBatch
 from forebay.forks import keep_from_copies
+from forebay.in_threads import in_thread
 from forebay.ops import protocol
 from forebay.ops.protocol import Flush, SettledJob
 from forebay.worker.run.call import call_plainly, run_on_loop
@@ -169,7 +170,7 @@ class HandlerTransactions:
             await connections.end_begun()
         for kept_in_threads in list(self._handler_connections.values()):
             if kept_in_threads.begun:
-                await asyncio.to_thread(kept_in_threads.end_begun)
+                await in_thread(kept_in_threads.end_begun)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -180,7 +181,7 @@ class HandlerTransactions:
         for connection in self._async_handler_connections.values():
             await connection.close()
         for kept_in_threads in self._handler_connections.values():
-            await asyncio.to_thread(kept_in_threads.close)
+            await in_thread(kept_in_threads.close)
 
 
 def _give(call: Call, connection: HandlerConnection | AsyncHandlerConnection) -> None:

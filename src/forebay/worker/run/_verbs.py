@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import random
+import shlex
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ from forebay.worker.run._step_values import (
     policy_of,
     result_of,
     seconds_left,
+    seconds_of,
     shown_step,
     text_of,
     time_of,
@@ -94,7 +96,7 @@ class Flows:
             StepRefused: its kind cannot have steps, or it does not run any more.
         """
         call = reference()
-        if call is None:
+        if call is None or call.has_ended:
             raise StepRefused("a step", "is called after its attempt has ended")
         kind = call.kind
         for wrong, what in (
@@ -201,6 +203,10 @@ class Verbs:
         described = describe_exception(error)
         decision = policy.decide(error, job.attempt, random.random(), max_attempts=most)
         if not isinstance(decision, GiveUp):
+            if flow.has_rest():
+                yield functools.partial(flow.rest, name, key)
+                if flow.unwound is not None:
+                    raise flow.unwound
             ended = Ended(0, "retried", after=decision.seconds)
             # The log and the history count the attempts of the step.
             job = msgspec.structs.replace(job, max_attempts=most)
@@ -242,7 +248,7 @@ class Verbs:
         flow = self._flow
 
         def verb() -> Generator[Any, Any, Any]:
-            seconds = None if timeout is None else time_of(name, timeout, None)[0]
+            seconds = None if timeout is None else seconds_of(name, timeout, "timeout")
             address = str(flow.held.row.job_id) if key is None else checked_signal_key(name, key)
             found = yield from flow.find(name, step_key, "pwtx")
             if found is None:
@@ -269,7 +275,12 @@ class Verbs:
                 raise WaitTimeout(shown_name, float(seconds or 0.0))
             if found.kind == "x":
                 raise WaitTaken(shown_name, int(found.value or 0), name, address)
-            return decoded(shown_name, found.value, as_type)
+            place = name if step_key is None else f"{name}={step_key}"
+            hint = (
+                "The signal has it. To wait for another one: forebay jobs rewind"
+                f" {flow.held.row.job_id} --from {shlex.quote(place)}"
+            )
+            return decoded(shown_name, found.value, as_type, hint=hint)
 
         return self._do(name, verb())
 

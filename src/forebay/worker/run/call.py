@@ -56,6 +56,7 @@ class Call(msgspec.Struct, eq=False, weakref=True):
     why: HandlerError | None = None
     settling: bool = False
     in_child: bool = False
+    has_ended: bool = False
     #: Its steps; None: the handler has used none.
     flow: Any = None
     timers: list[asyncio.TimerHandle] = []

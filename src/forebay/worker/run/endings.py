@@ -11,6 +11,7 @@ import gc
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -296,15 +297,25 @@ def lost_child(kind: Kind, job: Job, how: str, stack: str = "") -> Ended:
     return _judged(kind, ended, works=False)
 
 
-def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
+def unknown_kind(row: ClaimedJob, error: UnknownKind) -> Ended:
     """Return the outcome of a job without a handler in this worker: postponed, longer each time."""
     record = describe_exception(error)
+    near = _near_kind(error.kind or "", error.known)
+    message = record.message if near is None else f"{record.message} (did you mean {near!r}?)"
     return Ended(
         0,
         "unknown",
         after=unknown_kind_seconds((row.pauses or 0) + 1, random.random()),
-        error={"type": record.type, "message": record.message, "traceback": ""},
+        error={"type": record.type, "message": message, "traceback": ""},
     )
+
+
+@lru_cache(maxsize=256)
+def _near_kind(kind: str, known: tuple[str, ...]) -> str | None:
+    """Return the kind that may be meant: its handler was renamed, or a name is misspelt."""
+    import difflib  # noqa: PLC0415 - for a mistake only
+
+    return next(iter(difflib.get_close_matches(kind, known, n=1, cutoff=0.75)), None)
 
 
 def bad_arguments(kind: Kind, job: Job, error: InvalidJob) -> Ended:

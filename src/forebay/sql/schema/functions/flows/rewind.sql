@@ -91,6 +91,7 @@ declare
     v_group bigint;
     v_count integer := 0;
     v_states text;
+    v_waits  boolean := false;
 begin
     for v_found in
         select g.group_id, j.queue, j.kind, j.state,
@@ -101,6 +102,9 @@ begin
         where (p_group is null or j.group_name = p_group)
     loop
         v_states := concat_ws(' and ', v_states, v_found.state);
+        -- A callback is parked in group 0, from the start.
+        v_waits := v_waits or v_found.state = 'scheduled' and exists (
+            select from forebay.step s where s.job_id = p_job_id and s.group_id = 0);
         if v_found.dead_id is not null and v_found.state in ('dead', 'expired')
            or v_found.state in ('scheduled', 'retrying') and exists (
                select from forebay.step s where s.job_id = p_job_id and s.group_id = v_found.group_id) then
@@ -120,9 +124,10 @@ begin
             hint = 'It was never enqueued, is not committed, or is past retention.';
     elsif v_count <> 1 then
         raise exception using errcode = 'JQ001', column = 'job_id',
-            message = case v_count when 0 then format('job %s is %s: only a flow that waits or is dead can be rewound', p_job_id, v_states)
+            message = case v_count when 0 then case when v_waits then format('job %s waits for the jobs before it: it has recorded no steps', p_job_id) else format('job %s is %s: only a flow that waits or is dead can be rewound', p_job_id, v_states) end
                       else format('job %s can be rewound in %s groups', p_job_id, v_count) end,
-            hint = case v_count when 0 then 'Nothing was changed. Of a job that was redriven, rewind the new one.' else 'Name the group.' end;
+            hint = case v_count when 0 then case when v_waits then 'Nothing was changed. It is the callback of a gather, and runs when these jobs have ended.'
+                                                 else 'Nothing was changed. Of a job that was redriven, rewind the new one.' end else 'Name the group.' end;
     end if;
     select min(s.no) filter (where s.name = p_step and s.key is not distinct from p_key) into v_no
     from forebay.step s where s.job_id = p_job_id and s.group_id = v_group;
