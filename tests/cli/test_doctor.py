@@ -590,9 +590,9 @@ def test_deferred_jobs_that_nobody_brings_are_found(findings, conn):
     enqueue(conn, delay="1 hour")
     assert levels(findings("scheduled")) == {"ok"}
     conn.execute("update forebay.deferred set run_at = now() - interval '5 minutes'")
-    (found,) = findings("scheduled")
+    (found,) = findings("overdue")
     assert found["level"] == "warning"
-    assert "1 job is due and not ready yet, the oldest for 5 min" in found["what"]
+    assert "1 job of queue default is due and not ready yet, the oldest for 5 min" in found["what"]
 
 
 def test_dead_letters_and_missing_handlers_are_found(findings, conn, database):
