@@ -104,9 +104,10 @@ def test_due_jobs_that_no_worker_makes_ready_are_on_all_screens(forebay, conn, l
     }
     for screen, found in lists.items():
         assert "overdue" in [one["code"] for one in found], screen
-    assert 'forebay_alert{code="overdue",subject="",group="",severity="error"} 1' in forebay(
-        "metrics"
-    ).out
+    assert (
+        'forebay_alert{code="overdue",subject="",group="",severity="error"} 1'
+        in forebay("metrics").out
+    )
     found = forebay("doctor", "--json").json["findings"]
     (overdue,) = [one for one in found if one["check"] == "overdue"]
     assert overdue["what"].startswith("1 job of queue mail is due")

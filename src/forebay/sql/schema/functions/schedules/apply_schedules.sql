@@ -35,7 +35,7 @@ declare
     v_before forebay.schedule;
     v_facts  jsonb;
 begin
-    if (length(apply_schedules.app) between 1 and 200 and apply_schedules.app !~ '[[:cntrl:]]') is not true then
+    if (length(apply_schedules.app) between 1 and 200 and apply_schedules.app !~ E'[{control}]') is not true then
         raise exception using errcode = 'JQ001', column = 'app',
             message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_schedules.app, 40)), 'null'));
     elsif jsonb_typeof(apply_schedules.schedules) is distinct from 'array' then
