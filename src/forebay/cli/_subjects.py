@@ -156,9 +156,9 @@ def backfill(
         lambda plan: f"Create a subject for each of {counted(plan.jobs, 'row')}?",
         lambda plan: print_plan(plan, "subjects"),
     )
-    with watched("subjects backfill") as note:
+    with watched("subjects backfill") as (begun, note):
         count = client.backfill_subjects(
-            kind, rows, token=token, chunk=chunk, key=key, progress=note, **given
+            kind, rows, token=token, chunk=chunk, key=key, progress=note, begun=begun, **given
         )
     _backfilled(count, how.as_json)
 
