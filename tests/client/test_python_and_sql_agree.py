@@ -156,7 +156,10 @@ def test_both_refuse_the_same_options(conn):
 #: Those that PostgreSQL can store; the others reach no function.
 CHARACTERS = [chr(code) for code in range(1, 0xA8)]
 
-#: A field of a text for people: whether Python takes a text, and a statement that SQL refuses it in.
+#: The beginning of an array of one job.
+MANY = "jsonb_build_array(jsonb_build_object('kind', 'mail', 'args', '{}'::jsonb"
+
+#: A text for people: a check of Python, and a statement with it.
 TEXTS = {
     field: (lambda text, field=field: JobOptions(**{field: text}),
             f"select forebay.enqueue('mail', {field} => %s)")
@@ -165,8 +168,7 @@ TEXTS = {
 TEXTS |= {
     f"{field} of many": (
         TEXTS[field][0],
-        "select forebay.enqueue_many(jsonb_build_array(jsonb_build_object("
-        f"'kind', 'mail', 'args', '{{}}'::jsonb, '{field}', %s::text)))",
+        f"select forebay.enqueue_many({MANY}, '{field}', %s::text)))",
     )
     for field in ("tag", "correlation_id", "ordering_key", "limit_key")
 }
@@ -177,8 +179,7 @@ TEXTS |= {
     ),
     "unique of many": (
         lambda text: JobOptions(unique=Once(text)),
-        "select forebay.enqueue_many(jsonb_build_array(jsonb_build_object('kind', 'mail',"
-        " 'args', '{}'::jsonb, 'unique_as', jsonb_build_object('once', %s::text))))",
+        f"select forebay.enqueue_many({MANY}, 'unique_as', jsonb_build_object('once', %s::text))))",
     ),
     "signal": (
         lambda text: checked_address(text, "name"),
@@ -217,7 +218,8 @@ def test_both_refuse_the_same_characters_in_each_text(conn, field):
                 conn.execute(in_sql, [text])
             passed.add(character)
         except psycopg.Error as error:
-            assert error.sqlstate == "JQ001", error
+            if error.sqlstate != "JQ001":
+                raise
     assert taken == passed
     assert {*CHARACTERS} - passed == {*map(chr, [*range(1, 0x20), *range(0x7F, 0xA0)])}
 

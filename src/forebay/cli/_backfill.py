@@ -242,7 +242,7 @@ def _enqueued(count: int, as_json: bool) -> None:
     if as_json:
         print_json({"enqueued": count})
     else:
-        console().print(f"{count:,} jobs enqueued")
+        console().print(f"{counted(count, 'job')} enqueued")
 
 
 def print_plan(plan: BackfillPlan, what: str = "jobs") -> None:

@@ -167,9 +167,9 @@ def check_format(file_format: Format) -> None:
 def complete_file(path: Path, file_format: Format) -> Iterator[Writer]:
     """Write jobs to a file that gets its name when the block is left without an error.
 
-    Until then it is named ``NAME.part``; after an error, Ctrl-C or SIGTERM this file is removed. The data are on the
-    disk before the name is, so a crash leaves the complete file or none of this name. A file of
-    this name is replaced.
+    Until then it is named ``NAME.part``; after an error, Ctrl-C or SIGTERM this file is removed.
+    The data are on the disk before the name is, so a crash leaves the complete file or none of this
+    name. A file of this name is replaced.
     """
     part = path.with_name(path.name + ".part")
     with ended_in_order():

@@ -91,7 +91,7 @@ class Permissions:
         given = self._given.get(name, {})
         for field, value in config.items():
             if field in given:
-                continue  # The process decides about it, and the value of the row counts for nothing.
+                continue  # The process decides, and the value of the row counts for nothing.
             self._check_references(f"{name}.{field}", value)
             if rules[field] is FromRow.ADDRESS:
                 self._check_hosts(f"{name}.{field}", str(value))
