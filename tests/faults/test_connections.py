@@ -420,7 +420,7 @@ async def test_a_call_that_is_cut_and_cancelled_logs_nothing(database, caplog):
         sleeps = "select count(*) from pg_stat_activity where query = 'select pg_sleep(60)'"
         await wait_for_async(lambda: one(watching, sleeps) == 1)
     session.cut()
-    await session.rest(5.0)
+    await session.call_ended(5.0)
     call.cancel()
     (ended,) = await asyncio.gather(call, return_exceptions=True)
     assert isinstance(ended, DatabaseUnavailable)

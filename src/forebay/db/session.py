@@ -298,7 +298,7 @@ class Session:
         if self._conn is not None:
             cut(self._conn)
 
-    async def rest(self, seconds: float) -> None:
+    async def call_ended(self, seconds: float) -> None:
         """Wait until the call under way has ended, as after ``cut``, but not for longer than this.
 
         A call that is cancelled before it has noticed the closed socket would try to cancel its

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 log = logger("forebay.worker")
 
 #: Time in which a call whose connection was cut notices it; it takes a moment.
-_REST_SECONDS: Final = 0.5
+_CUT_SECONDS = 0.5
 
 #: A call that takes longer has silently lost its connection: no call waits this long for a lock.
 _CALL_SECONDS = 20.0
@@ -237,7 +237,7 @@ class Worker:
         for session in sessions:
             session.cut()  # A server that is gone would not answer a cancel request.
         for session in sessions:
-            await session.rest(_REST_SECONDS)
+            await session.call_ended(_CUT_SECONDS)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
