@@ -236,8 +236,7 @@ class Worker:
         sessions = (self._claims, self._settles, self._maintenance_session)
         for session in sessions:
             session.cut()  # A server that is gone would not answer a cancel request.
-        for session in sessions:
-            await session.call_ended(_CUT_SECONDS)
+        await asyncio.gather(*(session.call_ended(_CUT_SECONDS) for session in sessions))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
