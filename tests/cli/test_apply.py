@@ -22,6 +22,19 @@ def fetch() -> None: ...
 """
 
 
+TIMED = """
+import forebay
+
+app = forebay.App()
+imports = app.queue("imports", concurrency=2)
+
+
+@app.cron("0 4 * * *")
+@app.job(queue=imports)
+def fetch() -> None: ...
+"""
+
+
 @pytest.fixture
 def shop(forebay, tmp_path, monkeypatch):
     """Write a version of the application; it returns its place."""
@@ -142,3 +155,34 @@ def test_a_worker_with_declared_queues_waits_for_its_schema(forebay, empty_datab
     found._internals.use(dsn="postgresql://127.0.0.1:1/none")
     report_differences(found, "shop:app")
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("role", "may_apply"),
+    [("reader", False), ("worker", False), ("operator", True), ("producer", None)],
+)
+def test_a_check_needs_no_more_than_the_right_to_read(
+    forebay, conn, tmp_path, monkeypatch, role, may_apply
+):
+    """
+    A check in CI has a login that reads: of queues and of schedules. A producer may not even look.
+    """
+    name = f"timed_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(TIMED)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    login = f"apply_{role}"
+    conn.execute(f"create role {login} login in role forebay_{role}")
+    try:
+        dsn = f"{conn.info.dsn} user={login}"
+        for option in ("--check", "--dry-run"):
+            answer = forebay("apply", f"{name}:app", option, "--dsn", dsn)
+            refused = may_apply is None
+            assert answer.code == (0 if option == "--dry-run" else 1) or refused, answer
+            assert ("permission denied" in answer.err) == refused, answer
+            assert ("would create" in answer.out) != refused, answer
+        assert one(conn, "select count(*) from forebay.schedule") == 0
+        answer = forebay("apply", f"{name}:app", "--dsn", dsn)
+        assert (answer.code == 0) == bool(may_apply), answer
+        assert one(conn, "select count(*) from forebay.schedule") == bool(may_apply)
+    finally:
+        conn.execute(f"drop role {login}")

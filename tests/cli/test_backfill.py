@@ -193,3 +193,35 @@ def test_subjects_have_the_same_act(forebay, conn):
     assert one(conn, "select count(*) from forebay.subject_state") == 200
     assert forebay("subjects", "backfill", "crawl", "--yes").code == 2
     assert forebay("subjects", "backfill", "--yes").code == 2
+
+
+def _interrupted(_backfill_id):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("words", [("backfill",), ("subjects", "backfill")])
+def test_an_interrupted_first_chunk_names_what_continues_it(forebay, conn, monkeypatch, words):
+    """
+    The backfill is recorded before its first chunk, so it has a number; the same command again
+    would begin a second one. So does one that is resumed and interrupted again.
+    """
+    rows = ["index", "--query", "select id::text as subject, id from page", "--yes"]
+    with monkeypatch.context() as patched:
+        patched.setattr("forebay.ops.backfill.next_chunk", _interrupted)
+        answer = forebay(*words, *rows, "--chunk", "10", "--key", "id")
+        number = one(conn, "select backfill_id from forebay.backfill")
+        again = f"→ forebay {' '.join(words)} --resume {number} continues it"
+        assert answer.code == 130
+        assert again in answer.err.splitlines()
+        answer = forebay(*words, "--resume", str(number))
+        assert again in answer.err.splitlines()
+        assert "nothing is enqueued" not in answer.err
+    assert forebay(*words, "--resume", str(number)).code == 0
+
+
+def test_an_interrupted_backfill_in_one_transaction_is_run_again(forebay, conn, monkeypatch):
+    """Nothing is enqueued, and nothing is recorded that could be resumed."""
+    monkeypatch.setattr("forebay.ops.backfill.backfill", lambda *_: _interrupted(0))
+    answer = forebay("backfill", "index", "--table", "page", "--ids", "3", "--yes")
+    assert "→ nothing is enqueued: run the same command again" in answer.err.splitlines()
+    assert ids(conn) == []

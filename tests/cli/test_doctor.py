@@ -590,9 +590,9 @@ def test_deferred_jobs_that_nobody_brings_are_found(findings, conn):
     enqueue(conn, delay="1 hour")
     assert levels(findings("scheduled")) == {"ok"}
     conn.execute("update forebay.deferred set run_at = now() - interval '5 minutes'")
-    (found,) = findings("scheduled")
+    (found,) = findings("overdue")
     assert found["level"] == "warning"
-    assert "1 job is due and not ready yet, the oldest for 5 min" in found["what"]
+    assert "1 job of queue default is due and not ready yet, the oldest for 5 min" in found["what"]
 
 
 def test_dead_letters_and_missing_handlers_are_found(findings, conn, database):
@@ -780,3 +780,11 @@ def test_how_old_is_too_old_depends_on_who_holds_it(holder, level, remedy):
     assert found.level == level
     assert (remedy or "") in (found.remedy or "")
     assert (found.remedy is None) == (remedy is None)
+
+
+def test_a_missing_schema_is_named_once(command, empty_database):
+    """The name of the check is the first word of its line."""
+    answer = command("doctor", "--dsn", empty_database)
+    line = next(line for line in answer.out.splitlines() if "not installed" in line)
+    assert "schema schema" not in " ".join(line.split())
+    assert "schema forebay is not installed" in " ".join(line.split())

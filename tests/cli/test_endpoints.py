@@ -135,6 +135,20 @@ def test_the_breaker_is_shown_and_reset(forebay, conn):
     )
 
 
+def test_an_endpoint_that_a_deliverer_refuses_is_not_called_ok(forebay, conn):
+    """The breaker knows that nothing is sent, and not that the far side is healthy."""
+    forebay(*NEW)
+    assert " ok " in forebay("endpoints", "list").out
+    (number,) = conn.execute("select endpoint_id from forebay.endpoint").fetchone()
+    error = "refused by a deliverer: the setting endpoint_hosts of this deliverer does not list x"
+    report = {"endpoint_id": number, "failures": 10, "answered": False, "error": error}
+    conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps([report])])
+    for words in (("endpoints", "list"), ("endpoints", "show", "shop")):
+        shown = " ".join(forebay(*words).out.split())
+        assert " refused " in shown
+        assert "endpoint_hosts" in shown
+
+
 def test_a_secret_is_rotated(forebay):
     """The answer names the reference and the grace."""
     forebay(*NEW, "--set", 'secrets=["env:KEY"]')

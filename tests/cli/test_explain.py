@@ -122,6 +122,36 @@ def test_a_retrying_job_and_one_without_a_handler(explain, database, conn):
     assert "has no handler for work" in explain(unknown, "no handler")["answer"]
 
 
+@pytest.mark.parametrize("is_promoted", [False, True])
+def test_a_due_job_without_a_handler_waits_for_a_worker_that_has_one(
+    explain, database, conn, is_promoted
+):
+    """
+    The next run of the same app does not run it, although its time has come: neither a tick nor a
+    worker is what it waits for. A worker that has declared its kind may have it.
+    """
+    job = enqueue(conn)
+    with Reader(database) as reader:
+        batch = reader.claim_ready(1)
+        ended = {"offset": 1, "outcome": "unknown", "after": 1, "error": {"message": "none"}}
+        assert reader.settle(batch.claim_no, [], ended=[ended]) == "settled"
+    conn.execute(
+        "update forebay.lease set closed_at = now(), closed_as = 'closed', details = details ||"
+        """ '{"until_idle": true, "queues": ["default"], "group": "default"}'"""
+    )
+    conn.execute("update forebay.deferred set run_at = run_at - interval '1 minute'")
+    if is_promoted:
+        conn.execute("select forebay.promote_v1()")
+    found = explain(job, "no handler")
+    assert "had no handler for work: it is due again" in found["answer"]
+    assert found["hint"].startswith("Start a worker whose app has work")
+    with Reader(database) as reader:
+        lead(conn, reader)
+        explain(job, "no handler")
+        one(conn, "select count(*) from forebay.record_kinds_v1('w', '{work}', '{default}')")
+        explain(job, "soon" if is_promoted else "overdue")
+
+
 def test_a_job_in_the_hands_of_a_worker(explain, database, conn):
     """
     Claimed, running, and held by a worker that has fallen silent.

@@ -3,6 +3,7 @@ killed when.
 """
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -196,3 +197,50 @@ def test_an_error_leaves_no_file(forebay, monkeypatch, tmp_path, segments):
     assert answer.code == 2
     assert "No space" in answer.err
     assert not list(tmp_path.iterdir())
+
+
+#: A process that gets a signal when it has read its first page.
+INTERRUPTED = """
+import os, sys
+from forebay.cli import run
+from forebay.client import Client
+
+number, name, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+old = getattr(Client, name)
+
+def call(*args, **options):
+    found = old(*args, **options)
+    os.kill(os.getpid(), number)
+    return found
+
+setattr(Client, name, call)
+sys.exit(run(arguments))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("act", ["exports run", "jobs export"])
+def test_an_interrupted_export_ends_quietly_and_leaves_no_file(
+    forebay, database, tmp_path, segments, act, number, file_format
+):
+    """On Ctrl-C and on SIGTERM; the library of Parquet writes nothing to the closed file."""
+    if file_format == "parquet":
+        pytest.importorskip("pyarrow.parquet")
+    assert forebay("exports", "create", "nightly").code == 0
+    folder = tmp_path / "files"
+    folder.mkdir()
+    name, where = {
+        "exports run": ("jobs_to_export", ["nightly", str(folder)]),
+        "jobs export": ("find_to_export", ["--file", str(folder / "x")]),
+    }[act]
+    words = [*act.split(), *where, "--format", file_format, "--dsn", database]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(int(number)), name, *words],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], done
+    assert "Exception ignored" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == []

@@ -75,6 +75,73 @@ def test_a_queue_without_a_worker_has_one_word_in_every_command(forebay, conn, s
     assert found == ["unserved"]
 
 
+@pytest.fixture
+def left(conn):
+    """An installation in use, whose workers went away before a job was due."""
+    enqueue(conn, queue="mail")
+    with Reader(conn.info.dsn, "mail") as reader:
+        reader.finish(reader.claim(1))
+    enqueue(conn, queue="mail", delay="1 minute")
+    cancelled = enqueue(conn, queue="crawl", delay="1 minute")
+    conn.execute("select forebay.cancel(%s)", [cancelled])
+    shift_clock(conn, 420)
+
+
+def test_due_jobs_that_no_worker_makes_ready_are_on_all_screens(forebay, conn, left):
+    """
+    A scheduled job, a retry or a parked flow whose time has come is not ready before a worker has
+    seen it; without workers none of them is counted as ready. A cancelled job is not one of them.
+    """
+    answer = forebay("status")
+    assert answer.code == 1, answer
+    assert "✗ overdue, " in answer.out
+    assert "1 job of queue mail is due and not ready yet, the oldest for 6 min" in answer.out
+    assert "→ forebay worker MODULE:APP" in answer.out
+    lists = {
+        "status": forebay("status", "--json").json["problems"],
+        "alerts": forebay("alerts", "--json").json["alerts"],
+        "top": forebay("top", "--json", "--every", "0.1").json["problems"],
+    }
+    for screen, found in lists.items():
+        assert "overdue" in [one["code"] for one in found], screen
+    assert (
+        'forebay_alert{code="overdue",subject="",group="",severity="error"} 1'
+        in forebay("metrics").out
+    )
+    found = forebay("doctor", "--json").json["findings"]
+    (overdue,) = [one for one in found if one["check"] == "overdue"]
+    assert overdue["what"].startswith("1 job of queue mail is due")
+
+    conn.execute("select forebay.promote_v1()")
+    found = forebay("status", "--json").json["problems"]
+    assert [one["state"] for one in found if one["code"] == "overdue"] == ["ending"]
+
+
+def test_a_flow_whose_signal_has_come_is_overdue_without_a_worker(forebay, conn, left):
+    """What wakes a parked flow is in no queue, and waits for any worker, too."""
+    conn.execute("select forebay.promote_v1()")
+    shift_clock(conn, 300)
+    assert forebay("status", "--json").json["verdict"] == "problem"
+    conn.execute(
+        "insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
+        " values (forebay._now(), 0, forebay._now(), forebay._flow_mark(), '', '{}')"
+    )
+    shift_clock(conn, 1020)
+    found = forebay("status", "--json").json["problems"]
+    (cause,) = [one["cause"] for one in found if one["code"] == "overdue"]
+    assert cause == "1 job is due and not ready yet, the oldest for 12 min"
+
+
+def test_a_setting_that_stops_all_jobs_is_named(forebay, conn):
+    """The doctor calls it an error; so it is a problem of status, too."""
+    (name,) = conn.execute("select current_database()").fetchone()
+    conn.execute(f'alter database "{name}" set default_transaction_isolation = serializable')
+    answer = forebay("status")
+    assert answer.code == 1
+    assert "✗ timeouts" in answer.out
+    assert "claims are refused" in answer.out
+
+
 def test_a_paused_queue_with_ready_jobs_is_named_and_is_no_problem(forebay, conn, stuck):
     """Somebody wants it so; whoever wonders why nothing starts finds it, and what ends it."""
     conn.execute("select forebay.pause_queue('empty'), forebay.pause_queue('mail')")

@@ -176,7 +176,7 @@ def test_an_upgrade(forebay, crawl, conn, tmp_path, monkeypatch):
         "upgrade_of_subjects:split",
     )
     answer = forebay(*upgrade)
-    assert answer.out.endswith("1 subjects upgraded; none of version 0 left\n"), answer
+    assert answer.out.endswith("1 subject upgraded; none of version 0 left\n"), answer
     told = [line for line in answer.err.splitlines() if line.startswith("pass ")]
     assert told
     assert len(told) == len(set(told)), "each pass once"

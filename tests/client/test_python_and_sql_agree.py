@@ -3,6 +3,7 @@
 What Python refuses, SQL refuses for producers in other languages.
 """
 
+import contextlib
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -12,10 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
+from forebay.arguments import keys
 from forebay.arguments.json_guard import encode_args
 from forebay.errors import EnqueueError, InvalidJob, error_from_sqlstate
 from forebay.model import Debounce, JobOptions, Once, Replace, Throttle, checks
 from forebay.model.unique import SECONDS_MAX, unique_from
+from forebay.ops.flows import checked_address
+from forebay.sql import composer
 
 NOW = datetime.now(UTC)
 
@@ -147,6 +151,94 @@ def test_both_refuse_the_same_options(conn):
         with pytest.raises(EnqueueError) as caught:
             JobOptions(**options)
         assert type(refusal_in_sql(conn, **options)) is type(caught.value), options
+
+
+#: Those that PostgreSQL can store; the others reach no function.
+CHARACTERS = [chr(code) for code in range(1, 0xA8)]
+
+#: The beginning of an array of one job.
+MANY = "jsonb_build_array(jsonb_build_object('kind', 'mail', 'args', '{}'::jsonb"
+
+#: A text for people: a check of Python, and a statement with it.
+TEXTS = {
+    field: (lambda text, field=field: JobOptions(**{field: text}),
+            f"select forebay.enqueue('mail', {field} => %s)")
+    for field in ("tag", "correlation_id", "ordering_key", "limit_key")
+}  # fmt: skip
+TEXTS |= {
+    f"{field} of many": (
+        TEXTS[field][0],
+        f"select forebay.enqueue_many({MANY}, '{field}', %s::text)))",
+    )
+    for field in ("tag", "correlation_id", "ordering_key", "limit_key")
+}
+TEXTS |= {
+    "unique": (
+        lambda text: JobOptions(unique=Once(text)),
+        "select forebay.enqueue('mail', unique_as => jsonb_build_object('once', %s::text))",
+    ),
+    "unique of many": (
+        lambda text: JobOptions(unique=Once(text)),
+        f"select forebay.enqueue_many({MANY}, 'unique_as', jsonb_build_object('once', %s::text))))",
+    ),
+    "signal": (
+        lambda text: checked_address(text, "name"),
+        "select forebay.signal(name => %s, key => 'a')",
+    ),
+    "key of a signal": (
+        lambda text: checked_address(text, "key"),
+        "select forebay.signal(name => 'a', key => %s)",
+    ),
+    "app of queues": (
+        lambda text: checks.checked_text(text, "app", characters_max=200),
+        "select forebay.apply_queues(%s, '[]'::jsonb)",
+    ),
+    "app of schedules": (
+        lambda text: checks.checked_text(text, "app", characters_max=200),
+        "select forebay.apply_schedules(%s, '[]'::jsonb)",
+    ),
+}
+
+
+@pytest.mark.parametrize("field", TEXTS)
+def test_both_refuse_the_same_characters_in_each_text(conn, field):
+    """
+    A job that SQL took with a control character that Python refuses would end as a dead letter when
+    its handler enqueues a child, which inherits its correlation id.
+    """
+    in_python, in_sql = TEXTS[field]
+    taken, passed = set(), set()
+    for character in CHARACTERS:
+        text = f"a{character}b"
+        with contextlib.suppress(InvalidJob):
+            in_python(text)
+            taken.add(character)
+        try:
+            with conn.transaction(force_rollback=True):
+                conn.execute(in_sql, [text])
+            passed.add(character)
+        except psycopg.Error as error:
+            if error.sqlstate != "JQ001":
+                raise
+    assert taken == passed
+    assert {*CHARACTERS} - passed == {*map(chr, [*range(1, 0x20), *range(0x7F, 0xA0)])}
+
+
+def test_the_schema_names_the_control_characters_in_one_place():
+    """A pattern of its own has other characters, or depends on the encoding or the collation."""
+    for file in composer.SCHEMA.rglob("*.sql"):
+        text = file.read_text("utf-8")
+        assert "x1f" not in text, file
+        assert "[:cntrl:]" not in text, file
+
+
+def test_both_make_the_same_keys_of_arguments_with_any_character(conn):
+    """A key that is not printable is hashed on both sides, so that it is one key."""
+    for character in CHARACTERS:
+        (in_sql,) = conn.execute(
+            "select forebay._plain_key(jsonb_build_array(%s::text))", [f"a{character}b"]
+        ).fetchone()
+        assert in_sql == keys._plain_key([f"a{character}b"]), hex(ord(character))
 
 
 def test_both_refuse_the_same_intents(conn):

@@ -13,6 +13,7 @@ from forebay.db.session import Session
 from forebay.embedded import temporary_server
 from forebay.errors import DatabaseUnavailable
 from forebay.ops import protocol
+from forebay.ops.operation import Operation
 from tests.support.engine import connect, depth, enqueue, one, state
 from tests.support.fix_db import make_migrated
 from tests.support.fix_worker import running
@@ -405,3 +406,23 @@ async def test_one_claim_of_ten_thousand_jobs_is_settled_in_full(app, conn):
         await wait_for_async(lambda: is_drained(conn), 60)
     counted = dict(conn.execute("select reason, count(*) from forebay.dead_letter group by 1"))
     assert counted == {"permanent": 1000, "exhausted": 1000}
+
+
+async def test_a_call_that_is_cut_and_cancelled_logs_nothing(database, caplog):
+    """
+    As a worker ends: a run with --until-idle in which nothing failed warned now and then that the
+    cancellation of a query was interrupted.
+    """
+    session = Session(database, name="test")
+    await session.run(protocol.now())
+    call = asyncio.create_task(session.run(Operation("select pg_sleep(60)", lambda _rows: None)))
+    with connect(database) as watching:
+        sleeps = "select count(*) from pg_stat_activity where query = 'select pg_sleep(60)'"
+        await wait_for_async(lambda: one(watching, sleeps) == 1)
+    session.cut()
+    await session.call_ended(5.0)
+    call.cancel()
+    (ended,) = await asyncio.gather(call, return_exceptions=True)
+    assert isinstance(ended, DatabaseUnavailable)
+    await session.close()
+    assert [record for record in caplog.records if record.name.startswith("psycopg")] == []

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import ClassVar
@@ -93,7 +94,8 @@ def test_every_parameter_of_every_sink_has_a_rule_or_is_refused():
         assert rules.keys() <= parameters.keys(), name
         for field in parameters.keys() - rules.keys():
             refused.add(f"{name}.{field}")
-            with pytest.raises(NotPermitted, match=rf"endpoint_settings of this .*{name}\.{field}"):
+            named = rf"{re.escape(name)}\.{field} is not for an endpoint"
+            with pytest.raises(NotPermitted, match=named):
                 everything().sink(name, config_of(name, **{field: "x"}))
             with pytest.raises(NotPermitted):
                 checked_row_sink(name, config_of(name, **{field: "x"}))
@@ -203,6 +205,26 @@ def test_what_the_deliverer_gives_wins_over_the_row():
     sink = allowed.sink("http", {"url": "https://example.com/", "method": "DELETE"})
     assert sink._method == "PUT"
     assert sink._shows_response
+
+
+def test_what_the_deliverer_gives_may_stand_in_the_row_too():
+    """
+    The hint of the refusal can be followed: what it says to set is enough. What an endpoint can
+    never set is refused in words that are true for every deliverer.
+    """
+    row = {"url": "https://example.com/", "show_response": True}
+    with pytest.raises(NotPermitted) as caught:
+        permissions(endpoint_hosts="10.0.0.0/8").sink("http", row)
+    (value,) = re.findall(r"set endpoint_settings to (.+) in forebay.toml", caught.value.hint)
+    for given, shows in ((value, True), ('{"http": {"show_response": false}}', False)):
+        allowed = permissions(endpoint_hosts="10.0.0.0/8", endpoint_settings=given)
+        assert allowed.sink("http", row)._shows_response is shows
+
+    row = {"url": "https://example.com/", "ca_file": "/etc/ca.pem"}
+    for given in ("", '{"http": {"ca_file": "/etc/ca.pem"}}'):
+        with pytest.raises(NotPermitted, match=r"http\.ca_file is not for an endpoint") as caught:
+            permissions(endpoint_settings=given).sink("http", row)
+        assert caught.value.hint.startswith("Leave it out.")
 
 
 @pytest.mark.parametrize(

@@ -79,17 +79,19 @@ async def test_ticks_are_known_where_a_worker_is_missed(app, conn, database, ses
         " where lease_id = (select lease_id from forebay.lease order by closed_at limit 1)"
     )
     job_id = report.enqueue(conn)
+    report.using(delay=60).enqueue(conn)
     shift_clock(conn, 15 * 60)
     assert one(conn, "select count(*) from forebay.alerts()") == 0
     assert await current_problems(database) == []
     (explained,) = await examine_job(database, job_id)
     assert (explained.cause, "no worker stays" in explained.answer) == ("not served", True)
-    named = {"workers", "queues", "unserved", "scheduled", "schedules"}
+    named = {"workers", "queues", "unserved", "scheduled", "overdue", "schedules"}
     findings = [each for each in await examine(database) if each.check in named]
     assert {each.level for each in findings} <= {"ok", "notice"}, findings
     shift_clock(conn, 26 * 3600)
     assert one(conn, "select min(code) from forebay.alerts()") == "unchecked"
-    assert {found.code for found in await current_problems(database)} >= {"schedule", "unserved"}
+    found = {found.code for found in await current_problems(database)}
+    assert found >= {"schedule", "unserved", "overdue"}
 
 
 async def test_instants_are_decided_by_ticks(app, conn):

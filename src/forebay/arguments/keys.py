@@ -227,7 +227,7 @@ def _hashed(text: str) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-_USABLE: Final = re.compile(rf"[^\x00-\x1f\x7f]{{1,{KEY_CHARACTERS_MAX}}}")
+_USABLE: Final = re.compile(rf"[^\x00-\x1f\x7f-\x9f]{{1,{KEY_CHARACTERS_MAX}}}")
 
 
 def _plain_key(values: list[Any]) -> str | None:

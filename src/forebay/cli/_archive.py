@@ -14,7 +14,7 @@ from forebay.cli._acts import agreed
 from forebay.cli._change import Conditions
 from forebay.cli._commands import argument, option
 from forebay.cli._database import client_of
-from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file, writer
+from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file
 from forebay.cli._patience import patience
 from forebay.cli.options import (
     DiedAfter,
@@ -167,10 +167,8 @@ def export(
     try:
         if file.exists():
             raise ConfigError("--file", f"exists already: {file}")
-        with complete_file(file) as out:
-            lines = writer(out, file_format)
+        with complete_file(file, file_format) as lines:
             count = _export(client, wanted, state, lines)
-            lines.finish()
     except OSError as error:
         raise ConfigError("--file", f"cannot be written: {error.strerror}: {file}") from None
     console(stderr=True).print(f"{file}: {counted(count, 'line')}", soft_wrap=True)

@@ -184,10 +184,10 @@ def backfill(
         lambda plan: f"Enqueue {counted(plan.jobs, 'job')} in queue {plan.queue}?",
         print_plan,
     )
-    with watched() as note:
+    with watched() as (begun, note):
         count = client.backfill(
             kind, rows, args=common, expires_in=ends, token=token, chunk=chunk, key=key,
-            progress=note, **options,
+            progress=note, begun=begun, **options,
         )  # fmt: skip
     _enqueued(count, how.as_json)
     if not is_planned:
@@ -204,7 +204,8 @@ def resumed(
     """Finish an interrupted backfill; return the number of its rows."""
     if kind is not None or rows is not None:
         raise ConfigError("--resume", "continues an existing backfill: name no kind and no rows")
-    with watched(command) as note:
+    with watched(command) as (begun, note):
+        begun(backfill_id)
         return client_of(dsn).resume_backfill(backfill_id, progress=note)
 
 
@@ -218,24 +219,32 @@ def needed(kind: str | None, rows: Rows | None, hint: str) -> tuple[str, Rows]:
 
 
 @contextmanager
-def watched(command: str = "backfill") -> Iterator[Callable[[BackfillProgress], None]]:
-    """Show the progress of a backfill, and how an interrupted one is finished."""
-    with patience("backfill", "without --chunk, nothing is enqueued: run it again") as progress:
+def watched(
+    command: str = "backfill",
+) -> Iterator[tuple[Callable[[int], None], Callable[[BackfillProgress], None]]]:
+    """Show the progress of a backfill, and how an interrupted one is finished.
+
+    The two functions are called when its number is known, and after each chunk. Before, or in one
+    transaction, an interruption leaves nothing.
+    """
+    with patience("backfill", "nothing is enqueued: run the same command again") as progress:
+
+        def begun(backfill_id: int) -> None:
+            progress.what = f"backfill {backfill_id}"
+            progress.again = f"forebay {command} --resume {backfill_id} continues it"
 
         def note(step: BackfillProgress) -> None:
             share = 100.0 * step.jobs_done / step.jobs_all if step.jobs_all else 100.0
-            progress.what = f"backfill {step.backfill_id}"
             progress.reached = f"{step.jobs_done:,} of {step.jobs_all:,} ({share:.0f} %)"
-            progress.again = f"forebay {command} --resume {step.backfill_id} continues it"
 
-        yield note
+        yield begun, note
 
 
 def _enqueued(count: int, as_json: bool) -> None:
     if as_json:
         print_json({"enqueued": count})
     else:
-        console().print(f"{count:,} jobs enqueued")
+        console().print(f"{counted(count, 'job')} enqueued")
 
 
 def print_plan(plan: BackfillPlan, what: str = "jobs") -> None:

@@ -30,7 +30,6 @@ from forebay.cli.options import (
 )
 from forebay.cli.output import (
     ago,
-    attempt_of,
     copied,
     facts_table,
     failure_headline,
@@ -43,7 +42,7 @@ from forebay.cli.output import (
 )
 from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, DeadLetterNotFound
-from forebay.model.text import counted
+from forebay.model.text import attempt_of, counted
 
 if TYPE_CHECKING:
     from forebay.model.status import DeadLetter, PurgePlan, RedrivePlan

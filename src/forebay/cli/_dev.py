@@ -21,6 +21,7 @@ from forebay.cli.options import setting_flags
 from forebay.cli.output import print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ForebayError
+from forebay.model.text import counted
 from forebay.ops import protocol
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _stop_unless_used(server: EmbeddedServer, out: Console) -> None:
         others = 0  # a server that does not answer
     if others:
         out.print(
-            f"the server is still running: {others} connections of other programs."
+            f"the server is still running: {counted(others, 'connection')} of other programs."
             " `forebay dev --stop` stops it",
             style="dim",
         )

@@ -411,10 +411,12 @@ def _refusal(client: Client, job: JobStatus) -> str | None:
     found = client.endpoint(job.endpoint)
     if found.last_failure_at is None or found.last_failure_at < job.enqueued_at:
         return None
-    is_refused = found.last_error is not None and found.last_error.startswith(
-        "refused by a deliver"
-    )
-    return found.last_error if is_refused else None
+    return found.last_error if _is_refused(found) else None
+
+
+def _is_refused(each: Endpoint) -> bool:
+    """Whether the last failure is that a deliverer may not call the endpoint."""
+    return (each.last_error or "").startswith("refused by a deliver")
 
 
 def _answer(client: Client, job: JobStatus) -> dict[str, Any] | None:
@@ -461,6 +463,8 @@ def _state(each: Endpoint) -> Text:
         return Text("disabled", style="dim")
     if each.is_paused:
         return Text("paused", style="yellow")
+    if (each.failures or each.breaker != "closed") and _is_refused(each):
+        return Text("refused", style="bold red")
     if each.breaker == "closed":
         return Text("failing", style="yellow") if each.failures else Text("ok", style="green")
     return Text(f"breaker {each.breaker}", style=_BREAKER_STYLES[each.breaker])

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
+from forebay.cli.exit import ended_in_order
 from forebay.errors import ConfigError
 from forebay.model.exports import ExportedJob
 from forebay.model.text import escaped_json
@@ -51,6 +52,9 @@ class Writer(Protocol):
     def finish(self) -> None:
         """Write what is buffered, and the end of the file."""
 
+    def abandon(self) -> None:
+        """Give the file up, which is still open and is removed."""
+
 
 class JsonLines:
     """One object a line.
@@ -72,6 +76,9 @@ class JsonLines:
 
     def finish(self) -> None:
         """Do nothing: each line is complete."""
+
+    def abandon(self) -> None:
+        """Do nothing."""
 
 
 class Parquet:
@@ -106,6 +113,12 @@ class Parquet:
         if self._jobs:
             self._flush()
         self._writer.close()
+
+    def abandon(self) -> None:
+        """Close the writer of the library, which would else write when the file is closed."""
+        with contextlib.suppress(Exception):
+            self._writer.close()
+        self._writer.is_open = False
 
     def _flush(self) -> None:
         columns = {
@@ -151,23 +164,30 @@ def check_format(file_format: Format) -> None:
 
 
 @contextlib.contextmanager
-def complete_file(path: Path) -> Iterator[IO[Any]]:
-    """Open a file for writing that gets its name when the block is left without an error.
+def complete_file(path: Path, file_format: Format) -> Iterator[Writer]:
+    """Write jobs to a file that gets its name when the block is left without an error.
 
-    Until then it is named ``NAME.part``; after an error this file is removed. The data are on the
-    disk before the name is, so a crash leaves the complete file or none of this name. A file of
-    this name is replaced.
+    Until then it is named ``NAME.part``; after an error, Ctrl-C or SIGTERM this file is removed.
+    The data are on the disk before the name is, so a crash leaves the complete file or none of this
+    name. A file of this name is replaced.
     """
     part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with ended_in_order():
+        try:
+            with part.open("wb") as out:
+                lines = writer(out, file_format)
+                try:
+                    yield lines
+                    lines.finish()
+                except BaseException:
+                    lines.abandon()
+                    raise
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     flush_directory(path.parent)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of
-from forebay.cli._export_files import Format, check_format, complete_file, writer
+from forebay.cli._export_files import Format, check_format, complete_file
 from forebay.cli._load import is_folder
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration
@@ -152,14 +152,12 @@ def _write(client: Client, segment: SegmentToExport, path: Path, file_format: Fo
     """Write the jobs of a segment; return their number."""
     count = 0
     try:
-        with complete_file(path) as out:
-            lines = writer(out, file_format)
+        with complete_file(path, file_format) as lines:
             for first in range(segment.first, segment.last + 1, _PAGE):
                 last = min(first + _PAGE - 1, segment.last)
                 page = client.jobs_to_export(segment.segment_id, first, last)
                 lines.add(page)
                 count += len(page)
-            lines.finish()
     except OSError as error:
         raise ConfigError("DIRECTORY", f"cannot be written: {error.strerror}: {path}") from None
     return count

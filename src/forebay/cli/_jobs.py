@@ -14,7 +14,6 @@ from forebay.cli._steps import flow_json, print_steps, rewind
 from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
-    attempt_of,
     facts_table,
     failure_headline,
     json_text,
@@ -30,7 +29,7 @@ from forebay.model.archive import Family
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus, shown_args
-from forebay.model.text import call_text, counted
+from forebay.model.text import attempt_of, call_text, counted
 
 commands = Commands()
 

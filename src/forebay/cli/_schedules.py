@@ -236,7 +236,8 @@ def backfill(
         lambda: client.backfill_schedule(name, begin, until),
         lambda plan: f"Enqueue {counted(plan.jobs, 'job')} of schedule {name}?",
         lambda plan: console().print(
-            f"{plan.jobs:,} jobs; to enqueue them, add --token {plan.token}", soft_wrap=True
+            f"{counted(plan.jobs, 'job')}; to enqueue them, add --token {plan.token}",
+            soft_wrap=True,
         ),
     )
     with patience("backfill", "nothing is enqueued: run the same command again"):
@@ -246,7 +247,7 @@ def backfill(
     if how.as_json:
         print_json(done)
     else:
-        console().print(f"enqueued {done.jobs:,} jobs of schedule {name}")
+        console().print(f"enqueued {counted(done.jobs, 'job')} of schedule {name}")
 
 
 def print_schedules(differences: list[ScheduleDifference], *, dry_run: bool) -> None:

@@ -372,4 +372,6 @@ def adopt(
     if as_json:
         print_json(done)
     else:
-        console().print(f"adopted: {done.resumed:,} jobs resumed, {done.discarded:,} discarded")
+        console().print(
+            f"adopted: {counted(done.resumed, 'job')} resumed, {done.discarded:,} discarded"
+        )

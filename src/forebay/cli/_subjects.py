@@ -156,9 +156,9 @@ def backfill(
         lambda plan: f"Create a subject for each of {counted(plan.jobs, 'row')}?",
         lambda plan: print_plan(plan, "subjects"),
     )
-    with watched("subjects backfill") as note:
+    with watched("subjects backfill") as (begun, note):
         count = client.backfill_subjects(
-            kind, rows, token=token, chunk=chunk, key=key, progress=note, **given
+            kind, rows, token=token, chunk=chunk, key=key, progress=note, begun=begun, **given
         )
     _backfilled(count, how.as_json)
 
@@ -326,7 +326,7 @@ def drop(
     if as_json:
         print_json({"queue": queue, "dropped": dropped})
     else:
-        console().print(f"{dropped:,} subjects dropped from queue {queue}")
+        console().print(f"{counted(dropped, 'subject')} dropped from queue {queue}")
 
 
 @commands.add("kill")
@@ -427,11 +427,12 @@ def upgrade(
     if as_json:
         print_json(done)
     elif done.is_done:
-        console().print(f"{done.upgraded:,} subjects upgraded; none of version {from_version} left")
-    else:
         console().print(
-            f"{done.upgraded:,} subjects upgraded; {done.running:,} still run: repeat the command"
+            f"{counted(done.upgraded, 'subject')} upgraded; none of version {from_version} left"
         )
+    else:
+        subjects = counted(done.upgraded, "subject")
+        console().print(f"{subjects} upgraded; {done.running:,} still run: repeat the command")
     if not done.is_done:
         raise SystemExit(ExitCode.FAILED)
 

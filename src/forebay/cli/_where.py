@@ -12,10 +12,10 @@ from forebay.cli._family import children_text, relative_text
 from forebay.cli._steps import newest_step
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
-from forebay.cli.output import ago, attempt_of, compact, moment, print_json, state_text
+from forebay.cli.output import ago, compact, moment, print_json, state_text
 from forebay.cli.text import Text, console
 from forebay.model.status import shown_args
-from forebay.model.text import call_text, counted
+from forebay.model.text import attempt_of, call_text, counted
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:

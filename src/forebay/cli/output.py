@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.cli.text import Table, Text, json_highlighted
-from forebay.model.text import escaped_json
+from forebay.model.text import attempt_of, escaped_json
 from forebay.policy.retry import human_distance
 
 if TYPE_CHECKING:
@@ -122,11 +122,6 @@ def options_shown(job: JobStatus | DeadLetter) -> list[tuple[str, str]]:
         for name, value in values
         if value
     ]
-
-
-def attempt_of(attempt: int, max_attempts: int | None) -> str:
-    """Return the number of an attempt, with the maximum number if known."""
-    return f"{attempt} of {max_attempts}" if max_attempts else str(attempt)
 
 
 def failure_headline(failure: Failure) -> Text:

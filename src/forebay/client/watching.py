@@ -35,7 +35,7 @@ from forebay.errors import (
     TooManyWatched,
 )
 from forebay.model import checks
-from forebay.model.text import logger
+from forebay.model.text import counted, logger
 from forebay.ops.jobs import checked_id
 from forebay.ops.watching import WATCHED_MAX, Key, watch_jobs
 
@@ -169,7 +169,7 @@ class _Sampler:
     ) -> None:
         with self._changed:
             if self._failures:
-                _log.info("the database answers again: %d jobs are watched", len(keys))
+                _log.info("the database answers again; watched: %s", counted(len(keys), "job"))
             self._asked_at, self._pause, self._failures = time.monotonic(), pause, 0
             for key in keys:
                 entry = self._entries.get(key)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SHOWN_ON: Final = {
     **dict.fromkeys(("A1", "A2", "oldest", "unserved"), ("queue", "queue")),
     **dict.fromkeys(("A3", "dead-growing"), ("failures", "queue")),
-    **dict.fromkeys(("lost-workers", "unchecked", "workers"), ("workers", "")),
+    **dict.fromkeys(("lost-workers", "overdue", "unchecked", "workers"), ("workers", "")),
     **dict.fromkeys(("snapshot", "dead-rows", "maintenance", "reserve"), ("database", "")),
     "endpoint-full": ("endpoint", "name"),
     "drift": ("mirrors", ""),
@@ -31,6 +31,7 @@ _TITLES: Final = {
     "dead-growing": "Many jobs of queue {} die",
     "oldest": "A job waits too long in queue {}",
     "unserved": "No worker serves queue {}",
+    "overdue": "Due jobs do not start",
     "lost-workers": "Workers were lost",
     "endpoint-full": "Endpoint {} is full",
     "breaker": "The breaker of {} is open",

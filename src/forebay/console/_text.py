@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from forebay.errors import ConfigError, shown
 from forebay.model.status import shown_args
-from forebay.model.text import call_text, counted, human_bytes, replaced_controls
+from forebay.model.text import attempt_of, call_text, counted, human_bytes, replaced_controls
 from forebay.policy.retry import human_distance, human_duration
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ FILTERS: Final = {
     "plain": replaced_controls,
     "coded": coded,
     "sentence": sentence,
+    "attempt_of": attempt_of,
 }
 
 #: The functions of the templates.

@@ -298,6 +298,16 @@ class Session:
         if self._conn is not None:
             cut(self._conn)
 
+    async def call_ended(self, seconds: float) -> None:
+        """Wait until the call under way has ended, as after ``cut``, but not for longer than this.
+
+        A call that is cancelled before it has noticed the closed socket would try to cancel its
+        query there, and psycopg would log that this failed.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._lock:
+                pass
+
     @staticmethod
     def refused(error: BaseException) -> bool:
         """Whether the server itself refused a call, so that the call committed nothing.

@@ -22,7 +22,6 @@ from forebay.django._admin_base import (
     PAGE,
     ListAdmin,
     LogAdmin,
-    attempt_of,
     call_of,
     client,
     error_sections,
@@ -59,7 +58,7 @@ from forebay.model.change import ChangeResult, JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.flows import RecordedStep
 from forebay.model.status import JobHistory, JobStatus
-from forebay.model.text import human_bytes, whole_number
+from forebay.model.text import attempt_of, human_bytes, whole_number
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
 

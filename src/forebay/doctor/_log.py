@@ -10,6 +10,7 @@ from forebay.model.text import counted, human_bytes
 from forebay.ops.operation import Operation
 from forebay.policy.retry import human_duration
 from forebay.sql import latest_version
+from forebay.watch.rules import overdue_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +34,8 @@ _DELIVERING: Final = ("forebay.publish", "forebay.deliver")
 #: A queue with this many waiting jobs is worth a finding even if it is served.
 _DEEP_JOBS: Final = 1_000_000
 
-#: Due jobs that are still scheduled or retrying after this time.
-_OVERDUE_SECONDS: Final = 15.0
+#: So has the finding about due jobs that are still scheduled or retrying.
+_OVERDUE: Final = "overdue"
 
 
 def cluster() -> Operation[list[Finding]]:
@@ -504,41 +505,34 @@ def _worker_remedy(queue: str) -> str:
 
 
 _OVERDUE_SQL: Final = """
-with position as (select * from forebay.promotion p order by p.no desc limit 1)
-select count(*), extract(epoch from clock_timestamp() - min(w.run_at))::float8,
+select m.data operator(pg_catalog.->) 'overdue', (m.data operator(pg_catalog.->>) 'at')::float8,
        exists (select from forebay.ticks() t where t.expected_by > clock_timestamp())
-from (select d.run_at from forebay.deferred d left join position m on true
-      where d.run_at < clock_timestamp() - make_interval(secs => %(late)s)
-        and not (m.no is not null and pg_visible_in_snapshot(d.xid, m.snap)
-                 and (d.run_at, d.deferred_id) <= (m.run_at, m.deferred_id))
-      limit 10000) w
+from (select forebay.measurements(60, false) as data) m
 """
 
 
 def overdue() -> Operation[list[Finding]]:
     """Scheduled and retrying jobs whose time has come and that no worker has made ready."""
-    return Operation(_OVERDUE_SQL, _judge_overdue, {"late": _OVERDUE_SECONDS})
+    return Operation(_OVERDUE_SQL, _judge_overdue)
 
 
 def _judge_overdue(rows: ResultRows) -> list[Finding]:
-    ((count, seconds, is_ticked),) = rows
-    if not count:
+    ((due, at, is_ticked),) = rows
+    if not due:
         return [Finding("scheduled", Level.OK, "none is overdue", facts={"overdue": 0})]
-    some = counted(count, "job") if count < 10_000 else "10,000 or more jobs"
-    verb = "is" if count == 1 else "are"
-    what = f"{some} {verb} due and not ready yet, the oldest for {human_duration(seconds)}"
-    facts = {"overdue": count, "seconds": seconds}
+    what = overdue_text(due, at)
+    facts = {
+        "overdue": sum(one["jobs"] for one in due),
+        "seconds": at - min(one["due_at"] for one in due),
+        "queues": [one["queue"] for one in due if one["queue"]],
+    }
     if is_ticked:
         return [Finding("scheduled", Level.NOTICE, f"{what}: a tick makes them ready", None, facts)]
-    return [
-        Finding(
-            "scheduled",
-            Level.WARNING,
-            what,
-            "Start a worker: any worker makes the due jobs of all queues ready.",
-            facts,
-        )
-    ]
+    remedy = (
+        "Start a worker: `forebay worker MODULE:APP`. Any worker makes the due jobs of all queues"
+        " ready."
+    )
+    return [Finding(_OVERDUE, Level.WARNING, what, remedy, facts)]
 
 
 _BREAKERS_SQL: Final = """

@@ -250,13 +250,13 @@ def judge_installed(schema: bool, recorded: bool) -> list[Finding]:
     """Return a finding when there is no schema to check; none when there is."""
     if not schema:
         error = SchemaError(found=None, needed=latest_version())
-        return [Finding("schema", Level.ERROR, error.message, error.hint)]
+        return [Finding("schema", Level.ERROR, _without_name(error), error.hint)]
     if not recorded:
         return [
             Finding(
                 "schema",
                 Level.ERROR,
-                "schema forebay exists but records no migration",
+                "forebay exists but records no migration",
                 (
                     "It was not installed by `forebay migrate` or `forebay sql`. Find its "
                     "origin, or drop it."
@@ -266,6 +266,11 @@ def judge_installed(schema: bool, recorded: bool) -> list[Finding]:
     return []
 
 
+def _without_name(error: SchemaError) -> str:
+    """Return what is wrong, for a line that begins with the name of the check."""
+    return error.message.removeprefix("schema ")
+
+
 def _judge_applied(rows: ResultRows) -> list[Finding]:
     found = max((version for version, *_ in rows), default=0)
     needed = latest_version()
@@ -273,7 +278,7 @@ def _judge_applied(rows: ResultRows) -> list[Finding]:
     served_from = max((version for version, name, *_ in rows if is_post(name)), default=0)
     if found < required_version() or served_from > needed:
         error = SchemaError(found=found or None, needed=needed)
-        return [Finding("schema", Level.ERROR, error.message, error.hint, facts)]
+        return [Finding("schema", Level.ERROR, _without_name(error), error.hint, facts)]
     if found > needed:
         what = f"version {found}, newer than version {needed} of this library, which still works"
         remedy = "Upgrade the library before the next migration."

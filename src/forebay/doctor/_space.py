@@ -19,8 +19,8 @@ _SPACE: Final = frozenset({"writes", "size"})
 
 #: Problems at which another check looks more closely.
 _DEEPER: Final = frozenset({
-    "A3", "dead-growing", "unserved", "breaker", "endpoint-full", "schedule", "snapshot",
-    "maintenance", "reserve", "export", "unchecked",
+    "A3", "dead-growing", "unserved", "overdue", "breaker", "endpoint-full", "schedule",
+    "snapshot", "maintenance", "reserve", "export", "unchecked",
 })  # fmt: skip
 
 

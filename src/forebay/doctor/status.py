@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from forebay.doctor import Finding
 
 #: Checks of what stops jobs, each bounded: none visits waiting or ended jobs.
-_OPERATION: Final = ("server", "schema", "cluster", "locks", "workers", "notifications")
+_OPERATION: Final = (
+    "server", "schema", "cluster", "locks", "workers", "held keys", "notifications",
+)  # fmt: skip
+
+#: Checks of how a database is set up, of which only errors stop jobs.
+_SETTINGS: Final = ("roles", "durability", "timeouts")
 
 
 async def current_problems(
@@ -53,6 +58,9 @@ async def current_problems(
         for check in CHECKS:
             if check.name in _OPERATION:
                 found += await look(session, check)
+            elif check.name in _SETTINGS:
+                seen = await look(session, check)
+                found += [one for one in seen if one.level is Level.ERROR]
     finally:
         await session.close()
     return in_order([

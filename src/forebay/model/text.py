@@ -212,6 +212,17 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def attempt_of(attempt: int, most: int | None) -> str:
+    """Return the number of an attempt beside the most that a job may have.
+
+    >>> attempt_of(2, None), attempt_of(2, 3), attempt_of(3, 1)
+    ('2', '2 of 3', '3, limit 1')
+    """
+    if not most:
+        return str(attempt)
+    return f"{attempt} of {most}" if attempt <= most else f"{attempt}, limit {most}"
+
+
 def human_bytes(size: float) -> str:
     """Return a size in readable units.
 

@@ -329,7 +329,7 @@ def signal(name: str, key: object, payload: object = None) -> Operation[bool]:
 _ADDRESS_MOST: Final = 200
 
 #: What PostgreSQL cannot store, or people cannot read: control characters and lone surrogates.
-_NO_ADDRESS: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_NO_ADDRESS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def checked_address(value: object, field: str) -> str:

@@ -99,15 +99,12 @@ def create_schedule(schedule: Schedule) -> Operation[Created]:
 def apply_schedules(
     app: str, schedules: Iterable[Schedule], *, overwrite: bool = False, dry_run: bool = False
 ) -> Operation[list[ScheduleDifference]]:
-    """Return the call that applies declared schedules, or with ``dry_run`` only compares them.
+    """Return the call that applies declared schedules, or with ``dry_run`` only compares them,
+    behind the same locks.
 
     Raises:
         InvalidJob: one is no schedule.
     """
-    items = [
-        json.dumps(schedule_facts(each))[:-1] + f', "args": {encode_args(each.args)}}}'
-        for each in checks.checked_items(schedules, Schedule, "schedules", "schedule")
-    ]
     return Operation(
         "select to_jsonb(d)::text from forebay.apply_schedules(app => %(app)s, schedules "
         "=> %(schedules)s::jsonb,"
@@ -115,11 +112,35 @@ def apply_schedules(
         lambda rows: rows_as(ScheduleDifference, rows),
         {
             "app": app,
-            "schedules": f"[{','.join(items)}]",
+            "schedules": _declared(schedules),
             "overwrite": overwrite,
             "dry_run": dry_run,
         },
     )
+
+
+def compare_schedules(
+    app: str, schedules: Iterable[Schedule], *, overwrite: bool = False
+) -> Operation[list[ScheduleDifference]]:
+    """Return the call that compares declared schedules; a reader may make it.
+
+    Raises:
+        InvalidJob: one is no schedule.
+    """
+    return Operation(
+        "select to_jsonb(d)::text from forebay.compare_schedules(app => %(app)s, schedules "
+        "=> %(schedules)s::jsonb, overwrite => %(overwrite)s::boolean) d",
+        lambda rows: rows_as(ScheduleDifference, rows),
+        {"app": app, "schedules": _declared(schedules), "overwrite": overwrite},
+    )
+
+
+def _declared(schedules: Iterable[Schedule]) -> str:
+    items = [
+        json.dumps(schedule_facts(each))[:-1] + f', "args": {encode_args(each.args)}}}'
+        for each in checks.checked_items(schedules, Schedule, "schedules", "schedule")
+    ]
+    return f"[{','.join(items)}]"
 
 
 def schedule_facts(schedule: Schedule) -> dict[str, Any]:

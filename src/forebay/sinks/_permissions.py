@@ -88,7 +88,10 @@ class Permissions:
             raise refused("endpoint_sinks", f"does not list {shown(name)}")
         check_row(name, config)
         rules = sink_class(name).row_rules
+        given = self._given.get(name, {})
         for field, value in config.items():
+            if field in given:
+                continue  # The process decides, and the value of the row counts for nothing.
             self._check_references(f"{name}.{field}", value)
             if rules[field] is FromRow.ADDRESS:
                 self._check_hosts(f"{name}.{field}", str(value))
@@ -99,8 +102,9 @@ class Permissions:
                     "endpoint_settings",
                     f"does not give {name}.{field}: by default answers are shown to no one where"
                     " endpoint_hosts lists a host",
+                    f'{{"{name}": {{"{field}": true}}}}',
                 )
-        whole = {**config, **self._given.get(name, {})}
+        whole = {**config, **given}
         for field in sink_class(name).row_needs:
             if field not in whole:
                 raise refused("endpoint_settings", f"does not give {name}.{field}")
@@ -185,9 +189,12 @@ def check_row(name: str, config: Mapping[str, Any]) -> None:
     for field, value in config.items():
         rule = rules.get(field)
         if rule is None:
-            raise refused(
-                "endpoint_settings",
-                f"does not give {name}.{field}, which an endpoint cannot set itself",
+            raise NotPermitted(
+                f"{name}.{field}",
+                "is not for an endpoint to set",
+                hint="Leave it out. Deliverers may give it to all endpoints of this sink:"
+                " set endpoint_settings in forebay.toml, FOREBAY_ENDPOINT_SETTINGS or"
+                " --endpoint-settings, for all deliverers.",
             )
         if rule is FromRow.ADDRESS:
             _hosts(f"{name}.{field}", value)
@@ -229,12 +236,18 @@ def _covers(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-def refused(setting: str, problem: str) -> NotPermitted:
-    """Return the error for what a setting of this process does not allow."""
+def refused(setting: str, problem: str, value: str = "") -> NotPermitted:
+    """Return the error for what a setting of this process does not allow.
+
+    Args:
+        setting: its name.
+        problem: what it does not allow.
+        value: what would allow it, if that is known.
+    """
     flag = "--" + setting.replace("_", "-")
     return NotPermitted(
         f"the setting {setting} of this deliverer",
         problem,
-        hint=f"To allow it, set {setting} in forebay.toml, FOREBAY_{setting.upper()} or {flag},"
-        " for all deliverers.",
+        hint=f"To allow it, set {setting}{f' to {value}' if value else ''} in forebay.toml,"
+        f" FOREBAY_{setting.upper()} or {flag}, for all deliverers.",
     )

@@ -33,6 +33,9 @@ of which may end in ``but NAME, NAME``:
 ``{options marked}``         ``tag`` in backquotes, for comments
 ``{options parameters}``     ``tag text default null``
 ``{job types}``              ``kind text, args jsonb, tag text``
+
+``{control}`` is the class of the control characters, for use in the brackets of a regular
+expression: ``name !~ E'[{control}]'``.
 """
 
 from __future__ import annotations
@@ -46,6 +49,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA: Final = Path(__file__).parent / "schema"
+
+#: Control characters, as Python's ``forebay.model.checks`` has them, with the escapes of regular
+#: expressions: a text of SQL with the characters from 80 on depends on the encoding, and a class
+#: with a name on the collation.
+CONTROL: Final = r"\\x01-\\x1f\\x7f-\\x9f"
 
 ROLES: Final = ("producer", "worker", "operator", "reader")
 
@@ -183,7 +191,10 @@ def _composed(file: Path, schema: Path, settings: Mapping[str, str]) -> str:
 
 
 def with_fields(text: str, schema: Path = SCHEMA) -> str:
-    """Return a source with its lists of the fields of a job written out."""
+    """Return a source with its lists of the fields of a job, and the class of the control
+    characters, written out.
+    """
+    text = text.replace("{control}", CONTROL)
     return _FIELDS.sub(lambda place: _field_list(place, schema), text)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from forebay.app import Handler
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.model.doors import declaring_door
+from forebay.model.text import counted
 from forebay.ops import jobs
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _asserted(
     matching = _matching(found, args)
     if matching if count is None else len(matching) == count:
         return matching
-    wanted = "at least one job" if count is None else f"{count} jobs"
+    wanted = "at least one job" if count is None else counted(count, "job")
     like = f" of kind {_name(kind)}" if kind is not None else ""
     like += f" with {dict(args)}" if args else ""
     seen = [f"  {job.kind} {dict(job.args)} in queue {job.queue}" for job in everything]

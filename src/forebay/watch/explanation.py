@@ -251,9 +251,12 @@ def _flow(case: _Case) -> _Found | None:
 
 def _due(case: _Case) -> _Found:
     job = case.job
+    is_due = job.run_at is None or job.run_at <= case.facts.read_at
+    if is_due and (unhandled := _unhandled(case)) is not None:
+        return unhandled
     if job.run_at is None:
         return _Found("yes")
-    if job.run_at <= case.facts.read_at:
+    if is_due:
         if (case.facts.read_at - job.run_at).total_seconds() < _OVERDUE_SECONDS:
             return _Found("since a moment")
         hint = "Start a worker: any worker makes the due jobs of all queues ready."
@@ -268,10 +271,33 @@ def _due(case: _Case) -> _Found:
         return _Found(
             f"{worker} has no handler for {job.kind}: it is tried again {wait}",
             "no handler",
-            f"Start a worker whose app has {job.kind}, or serve {case.queue} by such workers only;"
-            f" if the handler was renamed: @app.job(name={job.kind!r}).",
+            _handler_hint(case),
         )
     return _Found(f"it is scheduled to start {wait}", "scheduled")
+
+
+def _unhandled(case: _Case) -> _Found | None:
+    """Return that the worker that had a due job last has no handler for it, until one that may
+    have it serves the queue: a tick, or another worker of the same app, does not help.
+    """
+    job, facts = case.job, case.facts
+    is_unknown = bool(case.errors) and case.errors[-1].outcome == "unknown kind"
+    if not is_unknown or job.state.is_held or (facts.kind_queue is not None and facts.is_served):
+        return None
+    worker = case.errors[-1].worker or "its last worker"
+    return _Found(
+        f"{worker} had no handler for {job.kind}: it is due again, and waits for a worker that"
+        " has one",
+        "no handler",
+        _handler_hint(case),
+    )
+
+
+def _handler_hint(case: _Case) -> str:
+    return (
+        f"Start a worker whose app has {case.job.kind}, or serve {case.queue} by such workers only;"
+        f" if the handler was renamed: @app.job(name={case.job.kind!r})."
+    )
 
 
 def _held(case: _Case) -> _Found | None:
@@ -346,10 +372,11 @@ def _served(case: _Case) -> _Found:
     then = "" if pause is None else f"; then resume it: {_resume(case)}"
     if facts.tick_expected_by is not None and facts.tick_expected_by > facts.read_at:
         return _Found(
-            f"no worker stays: a tick runs {case.queue}, and the last one ended "
-            f"{case.ago(facts.tick_ended_at)}{too}",
+            f"no worker stays: runs that end by themselves serve {case.queue}, and the last one"
+            f" ended {case.ago(facts.tick_ended_at)}{too}",
             "not served" if pause is None else "paused",
-            "The next tick runs it; to run it now: forebay tick MODULE:APP"
+            "The next run takes it; to run it now: forebay worker MODULE:APP --until-idle, or"
+            " forebay tick MODULE:APP where ticks are used"
             if pause is None
             else _resume(case),
         )

@@ -77,7 +77,8 @@ def too_few_completed_text(completed: int, least: int, within: float, silent: fl
     """
     if completed:
         return (
-            f"{completed:,} jobs were completed within {human_duration(within)}, fewer than "
+            f"{counted(completed, 'job')} {'was' if completed == 1 else 'were'} completed within "
+            f"{human_duration(within)}, fewer than "
             f"{least:,}"
         )
     if silent is None:
@@ -87,7 +88,7 @@ def too_few_completed_text(completed: int, least: int, within: float, silent: fl
 
 def too_many_wait_text(due: int, most: int) -> str:
     """Return the problem of A2."""
-    return f"{due:,} jobs are due; more than {most:,}"
+    return f"{counted(due, 'job')} {'is' if due == 1 else 'are'} due; more than {most:,}"
 
 
 def _too_few_completed(

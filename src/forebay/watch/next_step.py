@@ -5,6 +5,7 @@ from __future__ import annotations
 from forebay.model import JobState
 from forebay.model.explanation import Explanation
 from forebay.model.status import JobStatus
+from forebay.model.text import attempt_of
 
 
 def next_step(job: JobStatus, explanation: Explanation | None) -> str:
@@ -25,7 +26,7 @@ def next_step(job: JobStatus, explanation: Explanation | None) -> str:
             return f"{start}; after a failure, {_after_failure(job)}"
         case _:
             pass
-    attempt = f"attempt {job.attempt}{_of(job.max_attempts)}"
+    attempt = f"attempt {attempt_of(job.attempt, job.max_attempts)}"
     if job.cancel_requested:
         return "the next claim skips it as cancelled"
     if explanation is not None and explanation.cause == "flow":
@@ -44,11 +45,7 @@ def _after_failure(job: JobStatus) -> str:
         return "the retry policy of its kind decides"
     if job.attempt >= job.max_attempts:
         return "it is dead: this is its last attempt"
-    return f"attempt {job.attempt + 1}{_of(job.max_attempts)} follows"
-
-
-def _of(most: int | None) -> str:
-    return f" of {most}" if most else ""
+    return f"attempt {attempt_of(job.attempt + 1, job.max_attempts)} follows"
 
 
 def _time(job: JobStatus) -> str:

@@ -27,7 +27,7 @@ from forebay.watch.watched import THRESHOLDS, Watched
 from forebay.watch.write_hints import write_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: Seconds of the period to which ``completed``, ``lately`` and ``missed`` refer.
 WITHIN_SECONDS: Final = 900.0
@@ -43,6 +43,9 @@ SCHEDULES_OFF: Final = "--schedules off"
 
 #: A segment that was emptied before an export had written it is an alert for this long.
 _MISSED_SECONDS: Final = 86_400.0
+
+#: As many overdue jobs are counted; ``forebay._measured_overdue`` reads no more.
+_OVERDUE_MAX: Final = 1_000
 
 #: The queues of published events and of deliveries, which no application serves.
 _DELIVERING: Final = ("forebay.publish", DELIVERIES)
@@ -60,6 +63,7 @@ def alerts_of_all(data: Mapping[str, Any]) -> list[Alert]:
         found += _of_queue(watched, queue)
     found += _of_dead_letters(watched)
     rules_of_sorts = (
+        _of_overdue,
         _of_lost_workers,
         _of_endpoints,
         _of_full_endpoints,
@@ -148,6 +152,51 @@ def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
             since=_later(watched, facts["oldest_ready_at"], facts["claimed_at"]),
             for_seconds=watched.threshold("unserved_for", queue),
         )
+
+
+def _of_overdue(watched: Watched) -> Iterator[Alert]:
+    """Jobs whose time has come and that nothing has made ready: any worker does, of all queues."""
+    due = watched.data["overdue"]
+    is_expected = not watched.is_new or any(q["claimed_at"] for q in watched.data["queues"])
+    if not due or not is_expected:
+        return
+    oldest = min(one["due_at"] for one in due)
+    late = watched.any_tick_seconds()
+    if watched.at - oldest <= late:
+        return
+    if any(worker["is_alive"] for worker in watched.data["workers"]):
+        hint = "Workers make them ready, and fall behind: see `forebay doctor`."
+    else:
+        hint = (
+            "Start a worker: `forebay worker MODULE:APP`. Any worker makes the due jobs of all "
+            "queues ready."
+        )
+    yield Alert(
+        code="overdue",
+        severity="error",
+        problem=overdue_text(due, watched.at),
+        hint=hint,
+        since=watched.instant(oldest + late),
+        for_seconds=watched.threshold("overdue_for"),
+    )
+
+
+def overdue_text(due: Sequence[Mapping[str, Any]], at: float) -> str:
+    """Return how many jobs are due and not ready, of which queues, and since when.
+
+    Args:
+        due: the part ``overdue`` of the measurements, which is not empty.
+        at: the time of the measurements.
+    """
+    jobs = sum(one["jobs"] for one in due)
+    some = counted(jobs, "job") if jobs < _OVERDUE_MAX else f"{_OVERDUE_MAX:,} or more jobs"
+    queues = [one["queue"] for one in due if one["queue"]]
+    shown = ", ".join(queues[:3]) + (f" and {len(queues) - 3:,} more" if queues[3:] else "")
+    of = f" of {'queue' if len(queues) == 1 else 'queues'} {shown}" if queues else ""
+    return (
+        f"{some}{of} {'is' if jobs == 1 else 'are'} due and not ready yet, the oldest for "
+        f"{human_duration(at - min(one['due_at'] for one in due))}"
+    )
 
 
 def _later(watched: Watched, *times: float | None) -> datetime | None:

@@ -25,6 +25,7 @@ THRESHOLDS: Final[Mapping[str, float]] = {
     "waiting_for": 600.0,
     "oldest_ready": 600.0,
     "unserved_for": 60.0,
+    "overdue_for": 60.0,
     "dead_most": 0.0,
     "dead_lately_most": 100.0,
     "breaker_for": 60.0,
@@ -101,6 +102,19 @@ class Watched:
                     if queue is None
                     else tick["group"] == group and queue in tick["queues"]
                 )
+            ),
+            default=0.0,
+        )
+
+    def any_tick_seconds(self) -> float:
+        """Return how long due jobs may wait for the next tick: each makes those of all queues
+        ready.
+        """
+        return max(
+            (
+                tick["expected_by"] - tick["ended_at"]
+                for tick in self.data["ticks"]
+                if tick["expected_by"] > self.at
             ),
             default=0.0,
         )

@@ -31,6 +31,7 @@ class AsyncBackfills(AsyncClientBase):
         chunk: int | None = None,
         key: str | None = None,
         progress: Callable[[BackfillProgress], object] | None = None,
+        begun: Callable[[int], object] | None = None,
         conn: AsyncConnection | None = None,
         **options: Unpack[JobOptionChanges],
     ) -> int:
@@ -50,6 +51,8 @@ class AsyncBackfills(AsyncClientBase):
             chunk: number of jobs per transaction, each committed. Default: all in one.
             key: the column that chunks are formed by. Default: the ``id_column`` of ``Rows``.
             progress: called after each chunk.
+            begun: called before the first chunk with the number that resumes the backfill; not
+                without ``chunk``.
             conn: the connection whose transaction to use; not with ``chunk``.
             options: options of all jobs; see ``JobOptions``.
 
@@ -62,7 +65,7 @@ class AsyncBackfills(AsyncClientBase):
             kind, rows, args=args, expires_in=expires_in, options=self._in_queue(kind, options)
         )
         return await self._backfill(
-            what, token=token, chunk=chunk, key=key, progress=progress, conn=conn
+            what, token=token, chunk=chunk, key=key, progress=progress, begun=begun, conn=conn
         )
 
     async def backfill_subjects(
@@ -76,6 +79,7 @@ class AsyncBackfills(AsyncClientBase):
         chunk: int | None = None,
         key: str | None = None,
         progress: Callable[[BackfillProgress], object] | None = None,
+        begun: Callable[[int], object] | None = None,
         conn: AsyncConnection | None = None,
         **options: Unpack[JobOptionChanges],
     ) -> int:
@@ -95,6 +99,7 @@ class AsyncBackfills(AsyncClientBase):
             chunk: number of subjects per transaction, each committed. Default: all in one.
             key: see ``backfill``.
             progress: see ``backfill``.
+            begun: see ``backfill``.
             conn: see ``backfill``.
             options: options of all runs, of ``JobOptions``, as in ``push_subjects``.
 
@@ -104,7 +109,7 @@ class AsyncBackfills(AsyncClientBase):
         """
         what = self._subjects_of(kind, rows, args, version, options)
         return await self._backfill(
-            what, token=token, chunk=chunk, key=key, progress=progress, conn=conn
+            what, token=token, chunk=chunk, key=key, progress=progress, begun=begun, conn=conn
         )
 
     async def plan_subjects(
@@ -146,6 +151,7 @@ class AsyncBackfills(AsyncClientBase):
         chunk: int | None,
         key: str | None,
         progress: Callable[[BackfillProgress], object] | None,
+        begun: Callable[[int], object] | None,
         conn: AsyncConnection | None,
     ) -> int:
         if chunk is None:
@@ -153,6 +159,8 @@ class AsyncBackfills(AsyncClientBase):
         if conn is not None:
             raise InvalidJob("chunk", "contradicts conn: each chunk is a separate transaction")
         backfill_id = await self._run(None, backfills.begin(what, key, chunk, token))
+        if begun is not None:
+            begun(backfill_id)
         return await self.resume_backfill(backfill_id, progress=progress)
 
     async def plan_backfill(

@@ -127,9 +127,8 @@ class AsyncSchedules(AsyncClientBase):
         Raises:
             InvalidJob: a declaration is refused.
         """
-        return await self._run(
-            conn, ops.apply_schedules(app, schedules, overwrite=overwrite, dry_run=dry_run)
-        )
+        call = ops.compare_schedules if dry_run else ops.apply_schedules
+        return await self._run(conn, call(app, schedules, overwrite=overwrite))
 
     async def drop_schedule(self, name: str, *, conn: AsyncConnection | None = None) -> bool:
         """Drop a schedule with its history; return whether there was one. Its jobs stay.

@@ -32,6 +32,7 @@ class Backfills(ClientBase):
         chunk: int | None = None,
         key: str | None = None,
         progress: Callable[[BackfillProgress], object] | None = None,
+        begun: Callable[[int], object] | None = None,
         conn: SyncConnection | None = None,
         **options: Unpack[JobOptionChanges],
     ) -> int:
@@ -51,6 +52,8 @@ class Backfills(ClientBase):
             chunk: number of jobs per transaction, each committed. Default: all in one.
             key: the column that chunks are formed by. Default: the ``id_column`` of ``Rows``.
             progress: called after each chunk.
+            begun: called before the first chunk with the number that resumes the backfill; not
+                without ``chunk``.
             conn: the connection whose transaction to use; not with ``chunk``.
             options: options of all jobs; see ``JobOptions``.
 
@@ -62,7 +65,9 @@ class Backfills(ClientBase):
         what = backfills.backfill_of(
             kind, rows, args=args, expires_in=expires_in, options=self._in_queue(kind, options)
         )
-        return self._backfill(what, token=token, chunk=chunk, key=key, progress=progress, conn=conn)
+        return self._backfill(
+            what, token=token, chunk=chunk, key=key, progress=progress, begun=begun, conn=conn
+        )
 
     def backfill_subjects(
         self,
@@ -75,6 +80,7 @@ class Backfills(ClientBase):
         chunk: int | None = None,
         key: str | None = None,
         progress: Callable[[BackfillProgress], object] | None = None,
+        begun: Callable[[int], object] | None = None,
         conn: SyncConnection | None = None,
         **options: Unpack[JobOptionChanges],
     ) -> int:
@@ -94,6 +100,7 @@ class Backfills(ClientBase):
             chunk: number of subjects per transaction, each committed. Default: all in one.
             key: see ``backfill``.
             progress: see ``backfill``.
+            begun: see ``backfill``.
             conn: see ``backfill``.
             options: options of all runs, of ``JobOptions``, as in ``push_subjects``.
 
@@ -102,7 +109,9 @@ class Backfills(ClientBase):
             BackfillChanged: the subjects differ from those of the token.
         """
         what = self._subjects_of(kind, rows, args, version, options)
-        return self._backfill(what, token=token, chunk=chunk, key=key, progress=progress, conn=conn)
+        return self._backfill(
+            what, token=token, chunk=chunk, key=key, progress=progress, begun=begun, conn=conn
+        )
 
     def plan_subjects(
         self,
@@ -143,6 +152,7 @@ class Backfills(ClientBase):
         chunk: int | None,
         key: str | None,
         progress: Callable[[BackfillProgress], object] | None,
+        begun: Callable[[int], object] | None,
         conn: SyncConnection | None,
     ) -> int:
         if chunk is None:
@@ -150,6 +160,8 @@ class Backfills(ClientBase):
         if conn is not None:
             raise InvalidJob("chunk", "contradicts conn: each chunk is a separate transaction")
         backfill_id = self._run(None, backfills.begin(what, key, chunk, token))
+        if begun is not None:
+            begun(backfill_id)
         return self.resume_backfill(backfill_id, progress=progress)
 
     def plan_backfill(

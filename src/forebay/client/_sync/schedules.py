@@ -128,9 +128,8 @@ class Schedules(ClientBase):
         Raises:
             InvalidJob: a declaration is refused.
         """
-        return self._run(
-            conn, ops.apply_schedules(app, schedules, overwrite=overwrite, dry_run=dry_run)
-        )
+        call = ops.compare_schedules if dry_run else ops.apply_schedules
+        return self._run(conn, call(app, schedules, overwrite=overwrite))
 
     def drop_schedule(self, name: str, *, conn: SyncConnection | None = None) -> bool:
         """Drop a schedule with its history; return whether there was one. Its jobs stay.

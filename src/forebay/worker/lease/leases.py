@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ConfigError, DatabaseUnavailable, ForeignCluster, SchemaError
-from forebay.model.text import logger
+from forebay.model.text import counted, logger
 from forebay.ops import protocol
 from forebay.ops.queues import paused_queues
 from forebay.ops.schema import require_version, schema_version
@@ -295,10 +295,10 @@ class LeaseKeeper:
         self._stats.leases_lost += 1
         dropped = self._executor.drop(lease)
         log.warning(
-            "LeaseLost: lease %s of %s is lost; %s jobs dropped%s",
+            "LeaseLost: lease %s of %s is lost; %s dropped%s",
             lease.lease_id,
             self._name,
-            len(dropped),
+            counted(len(dropped), "job"),
             f", running handlers stopped: {dropped[:20]}" if dropped else "",
         )
         self.open_leases.pop(lease.lease_id, None)
@@ -340,9 +340,9 @@ class LeaseKeeper:
                 self.open_leases.pop(lease.lease_id, None)
                 if held:
                     log.info(
-                        "retired lease %s closed: %s jobs of a lost answer released",
+                        "retired lease %s closed: %s of a lost answer released",
                         lease.lease_id,
-                        held,
+                        counted(held, "job"),
                     )
 
     async def drop_missing_batches(self) -> None:
@@ -361,12 +361,12 @@ class LeaseKeeper:
                     lease.batches.pop(claim_no, None)
                 log.warning(
                     (
-                        "the database lost %s batches of lease %s in a crash: %s jobs dropped, "
+                        "the database lost %s of lease %s in a crash: %s dropped, "
                         "they will be claimed again"
                     ),
-                    len(missing),
+                    counted(len(missing), "batch", "batches"),
                     lease.lease_id,
-                    len(dropped),
+                    counted(len(dropped), "job"),
                 )
 
     async def close_all(self) -> bool:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from forebay.model.attempts import LostWorker
-from forebay.model.text import logger
+from forebay.model.text import counted, logger
 from forebay.ops import maintenance, protocol
 
 if TYPE_CHECKING:
@@ -46,14 +46,11 @@ class LostLeases:
         if revoked is None:
             return False
         log.warning(
-            (
-                "lease %s of %s revoked after %.1f s without a heartbeat: %s jobs returned to "
-                "the queue"
-            ),
+            ("lease %s of %s revoked after %.1f s without a heartbeat: %s returned to the queue"),
             revoked.lease_id,
             revoked.worker,
             revoked.silent_seconds,
-            revoked.jobs,
+            counted(revoked.jobs, "job"),
         )
         self._on_lost(
             LostWorker(

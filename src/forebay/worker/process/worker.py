@@ -33,7 +33,7 @@ from forebay.db.address import parsed_address
 from forebay.db.session import Session
 from forebay.errors import ConfigError
 from forebay.forks import worker_runs
-from forebay.model.text import logger, replaced_controls, whole_number
+from forebay.model.text import counted, logger, replaced_controls, whole_number
 from forebay.ops import protocol
 from forebay.ops.maintenance import DUE
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE, SCHEDULES
@@ -75,6 +75,9 @@ if TYPE_CHECKING:
     from forebay.worker.run.messages import Start
 
 log = logger("forebay.worker")
+
+#: Time in which a call whose connection was cut notices it; it takes a moment.
+_CUT_SECONDS = 0.5
 
 #: A call that takes longer has silently lost its connection: no call waits this long for a lock.
 _CALL_SECONDS = 20.0
@@ -233,7 +236,7 @@ class Worker:
         sessions = (self._claims, self._settles, self._maintenance_session)
         for session in sessions:
             session.cut()  # A server that is gone would not answer a cancel request.
-        await asyncio.sleep(0.01)
+        await asyncio.gather(*(session.call_ended(_CUT_SECONDS) for session in sessions))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -438,7 +441,7 @@ class Worker:
         released += self._executor.release_running()
         await self._runners.suspects.stop()
         if released:
-            log.info("%s jobs released", released)
+            log.info("%s released", counted(released, "job"))
         is_short = signals.at_once or self._claimer.was_cut
         if not await self._settler.drained(1.0 if is_short else 3.0):
             log.warning("some jobs could not be settled; they come back when the lease is revoked")

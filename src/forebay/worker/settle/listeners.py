@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, LeaseLost
 from forebay.model.middleware import overrides
-from forebay.model.text import logger
+from forebay.model.text import counted, logger
 from forebay.worker.ground.held import Announcement
 from forebay.worker.ground.threads import Threads
 
@@ -169,7 +169,8 @@ class Listeners:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await self._idle.wait()
         except TimeoutError:
-            log.error("the worker ends before the listeners of %s events", len(self._waiting) + 1)
+            waiting = counted(len(self._waiting) + 1, "event")
+            log.error("the worker ends before the listeners of %s", waiting)
 
     def close(self) -> None:
         """End the thread when it is idle."""

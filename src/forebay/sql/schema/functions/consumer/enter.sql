@@ -31,7 +31,7 @@ as $$
 declare
     v_seconds constant double precision := extract(epoch from enter.lease);
     -- A line break would make two lines of one in what people read.
-    v_control constant text := E'[\x01-\x1f\x7f]';
+    v_control constant text := E'[{control}]';
     v_problem text;
 begin
     perform forebay._require('worker', length(enter.worker) between 1 and 200 and enter.worker !~ v_control, enter.worker,

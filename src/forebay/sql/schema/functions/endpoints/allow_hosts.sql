@@ -23,7 +23,7 @@ declare
     v_before constant text[] := array(select e.host from forebay.endpoint_host e order by e.host);
 begin
     if allow_hosts.hosts is null or cardinality(v_hosts) > 1000
-       or exists (select from unnest(v_hosts) h where (length(h) between 1 and 300 and h !~ E'[\\s\\x01-\\x1f\\x7f]') is not true) then
+       or exists (select from unnest(v_hosts) h where (length(h) between 1 and 300 and h !~ E'[\\s{control}]') is not true) then
         raise exception using errcode = 'JQ001', column = 'hosts', message = 'hosts is not a list of at most 1000 hosts of 1 to 300 characters',
             hint = $h$Such as '{10.1.0.0/16,cache.internal:6379}'. Nothing was changed.$h$;
     elsif v_hosts = v_before then

@@ -37,8 +37,8 @@ begin
     where c ? r.name and not forebay._is_reference(c -> r.name);
     return query
     select t.name, t.problem, t.hint
-    from (values ('client_id', 'is not a text of 1 to 1000 printable characters', 'Write the id, or a reference to it.', E'^[^\\x01-\\x1f\\x7f]+$'),
-                 ('audience', 'is not a text of 1 to 1000 printable characters', 'Leave it out where the token endpoint wants none.', E'^[^\\x01-\\x1f\\x7f]+$'),
+    from (values ('client_id', 'is not a text of 1 to 1000 printable characters', 'Write the id, or a reference to it.', E'^[^{control}]+$'),
+                 ('audience', 'is not a text of 1 to 1000 printable characters', 'Leave it out where the token endpoint wants none.', E'^[^{control}]+$'),
                  ('scope', 'is not made of names of ASCII characters with one space between them', 'Write "NAME NAME".',
                   E'^[!#-\\[\\]-~]+( [!#-\\[\\]-~]+)*$'),
                  ('token_auth', 'is none of basic, body', 'basic sends id and secret in a header.', '^(basic|body)$'),

@@ -36,7 +36,7 @@ begin
          c -> 'redirect_hosts' -> 0 is not null and coalesce(c -> 'redirects', '0') = '0'),
         ('source', 'is missing: events of cloudevents have one', 'Give source, such as "/shop".', c ? 'cloudevents' and not c ? 'source'),
         ('source', 'is not a text of 1 to 1000 printable characters', null,
-         c ? 'source' and (jsonb_typeof(c -> 'source') = 'string' and length(c ->> 'source') between 1 and 1000 and c ->> 'source' !~ E'[\\x01-\\x1f\\x7f]') is not true),
+         c ? 'source' and (jsonb_typeof(c -> 'source') = 'string' and length(c ->> 'source') between 1 and 1000 and c ->> 'source' !~ E'[{control}]') is not true),
         ('source', 'has no meaning without cloudevents', 'Give cloudevents "binary" or "structured".', c ? 'source' and not c ? 'cloudevents'),
         ('cloudevents', 'is binary, which has no arrays', 'Give "structured" for batch "array".',
          c ->> 'batch' = 'array' and c ->> 'cloudevents' = 'binary'),
@@ -73,7 +73,7 @@ as $$
     select case when jsonb_typeof(p_hosts) = 'array'
                 then jsonb_array_length(p_hosts) <= 20
                      and not exists (select from jsonb_array_elements(p_hosts) h
-                                     where (jsonb_typeof(h) = 'string' and length(h #>> '{}') <= 300 and h #>> '{}' ~ E'^[^\\s\\\\@/?#\x01-\x1f\x7f]+(/[0-9]{1,3})?$') is not true)
+                                     where (jsonb_typeof(h) = 'string' and length(h #>> '{}') <= 300 and h #>> '{}' ~ E'^[^\\s\\\\@/?#{control}]+(/[0-9]{1,3})?$') is not true)
                 else false end
 $$;
 

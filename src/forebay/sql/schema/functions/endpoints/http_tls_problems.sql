@@ -6,7 +6,7 @@ as $$
     select p.name, p.problem, p.hint
     from (
         select f.name, 'is not the absolute path of a file', 'Write /FOLDER/FILE.pem. The setting endpoint_folders of the deliverers lists the folder.',
-               c ? f.name and (jsonb_typeof(c -> f.name) = 'string' and c ->> f.name ~ E'^/[^\\x01-\\x1f\\x7f]*$') is not true
+               c ? f.name and (jsonb_typeof(c -> f.name) = 'string' and c ->> f.name ~ E'^/[^{control}]*$') is not true
         from (values ('cert_file'), ('key_file')) f (name)
         union all
         select 'key_passphrase', 'is not a reference to a secret', 'Write "env:NAME" or "file:/path".',

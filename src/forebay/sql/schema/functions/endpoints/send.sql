@@ -107,6 +107,6 @@ $$;
 create function forebay._delivery_key(p_endpoint text, p_key text) returns text
 language sql immutable
 as $$
-    select case when length(p_endpoint) + 1 + length(p_key) <= 200 or p_key ~ E'[\x01-\x1f\x7f]' then p_endpoint || '/' || p_key
+    select case when length(p_endpoint) + 1 + length(p_key) <= 200 or p_key ~ E'[{control}]' then p_endpoint || '/' || p_key
                 else p_endpoint || '/' || encode(sha256(convert_to(p_key, 'UTF8')), 'hex') end
 $$;

@@ -43,13 +43,13 @@ begin
         return format('expires_at %s is not a time within 200 years', p_job.expires_at);
     elsif p_job.max_attempts is not null and p_job.max_attempts not between 1 and 10000 then
         return format('max_attempts %s is outside 1 to 10000', p_job.max_attempts);
-    elsif p_job.tag is not null and (length(p_job.tag) not between 1 and 200 or p_job.tag ~ E'[\x01-\x1f\x7f]') then
+    elsif p_job.tag is not null and (length(p_job.tag) not between 1 and 200 or p_job.tag ~ E'[{control}]') then
         return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.tag, 40)));
-    elsif p_job.correlation_id is not null and (length(p_job.correlation_id) not between 1 and 200 or p_job.correlation_id ~ E'[\x01-\x1f\x7f]') then
+    elsif p_job.correlation_id is not null and (length(p_job.correlation_id) not between 1 and 200 or p_job.correlation_id ~ E'[{control}]') then
         return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.correlation_id, 40)));
-    elsif p_job.ordering_key is not null and (length(p_job.ordering_key) not between 1 and 200 or p_job.ordering_key ~ E'[\x01-\x1f\x7f]') then
+    elsif p_job.ordering_key is not null and (length(p_job.ordering_key) not between 1 and 200 or p_job.ordering_key ~ E'[{control}]') then
         return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.ordering_key, 40)));
-    elsif p_job.limit_key is not null and (length(p_job.limit_key) not between 1 and 200 or p_job.limit_key ~ E'[\x01-\x1f\x7f]') then
+    elsif p_job.limit_key is not null and (length(p_job.limit_key) not between 1 and 200 or p_job.limit_key ~ E'[{control}]') then
         return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.limit_key, 40)));
     end if;
     if p_job.headers is not null and forebay._headers_problem(p_job.headers) is not null then

@@ -47,7 +47,7 @@ $$;
 create function forebay._printable_key(p_key text, p_text text) returns text
 language sql immutable
 as $$
-    select case when p_key ~ E'^[^\x01-\x1f\x7f]{1,200}$' then p_key
+    select case when p_key ~ E'^[^{control}]{1,200}$' then p_key
                 else 'sha256:' || encode(sha256(convert_to(p_text, 'UTF8')), 'hex') end
 $$;
 

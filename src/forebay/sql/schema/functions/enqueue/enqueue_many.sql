@@ -21,10 +21,10 @@ begin
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
                and num_nonnulls(u.delay, u.run_at, u.expires_at, {options of u but ordering_key, limit_key, tag, correlation_id, headers}) = 0
-               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ E'[\x01-\x1f\x7f]')
-               and (u.limit_key is null or length(u.limit_key) between 1 and 200 and u.limit_key !~ E'[\x01-\x1f\x7f]')
-               and (u.tag is null or length(u.tag) between 1 and 200 and u.tag !~ E'[\x01-\x1f\x7f]')
-               and (u.correlation_id is null or length(u.correlation_id) between 1 and 200 and u.correlation_id !~ E'[\x01-\x1f\x7f]')
+               and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ E'[{control}]')
+               and (u.limit_key is null or length(u.limit_key) between 1 and 200 and u.limit_key !~ E'[{control}]')
+               and (u.tag is null or length(u.tag) between 1 and 200 and u.tag !~ E'[{control}]')
+               and (u.correlation_id is null or length(u.correlation_id) between 1 and 200 and u.correlation_id !~ E'[{control}]')
                and (u.headers is null or forebay._headers_problem(u.headers) is null)
               ) is not true
         order by u.ordinality

@@ -28,8 +28,8 @@ declare
     v_most  constant bigint := forebay._setting_value('args_bytes_max');
     v_bad   text;
 begin
-    v_bad := case when name is null or length(name) not between 1 and 200 or name ~ E'[\x01-\x1f\x7f]' then 'name'
-                  when key is null or length(key) not between 1 and 200 or key ~ E'[\x01-\x1f\x7f]' then 'key' end;
+    v_bad := case when name is null or length(name) not between 1 and 200 or name ~ E'[{control}]' then 'name'
+                  when key is null or length(key) not between 1 and 200 or key ~ E'[{control}]' then 'key' end;
     if v_bad is not null then
         raise exception using errcode = 'JQ001', column = v_bad,
             message = format('%s %s must have 1 to 200 characters, none of them a control character', v_bad,

@@ -13,7 +13,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_kind !~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' or p_names is null
-       or exists (select from unnest(p_names) n where (length(n) between 1 and 200 and n !~ E'[\x01-\x1f\x7f]') is not true) then
+       or exists (select from unnest(p_names) n where (length(n) between 1 and 200 and n !~ E'[{control}]') is not true) then
         raise exception using errcode = 'JQ001', message = 'a kind or a step is not a name',
             hint = 'Nothing was noted. A step has 1 to 200 characters, none of them a control character.';
     end if;

@@ -51,7 +51,7 @@ declare
     v_queue text;
     v_actor constant text := current_setting('forebay.actor', true);
 begin
-    if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ '[[:cntrl:]]') is not true then
+    if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ E'[{control}]') is not true then
         raise exception using errcode = 'JQ001',
             message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_queues.app, 40)), 'null'));
     end if;

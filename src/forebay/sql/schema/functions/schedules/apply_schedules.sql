@@ -11,7 +11,7 @@
 --              `catch_up`, `missed_max`, `pause_on_failure` and `starts_at`, see
 --              forebay.create_schedule(); times in seconds
 --   overwrite  take the declaration also for what is kept or in conflict
---   dry_run    change nothing
+--   dry_run    change nothing, but take the locks; without them, see forebay.compare_schedules()
 --
 -- Actions:
 --   create, change  done
@@ -28,6 +28,19 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
+begin
+    lock table forebay.schedule in share update exclusive mode;  -- One call at a time. Schedulers do not wait for it.
+    perform from forebay.schedule s where s.name in (select e ->> 'name' from jsonb_path_query(apply_schedules.schedules, 'lax $[*]') e) order by s.name for update;
+    return query select d.* from forebay._apply_schedules(apply_schedules.app, apply_schedules.schedules, apply_schedules.overwrite, apply_schedules.dry_run) d;
+end
+$$;
+
+
+-- What forebay.apply_schedules() does behind its locks; with p_dry_run it only reads.
+create function forebay._apply_schedules(p_app text, p_schedules jsonb, p_overwrite boolean, p_dry_run boolean)
+returns table (name text, action text, detail text)
+language plpgsql volatile
+as $$
 #variable_conflict use_column
 declare
     v_one    record;
@@ -35,39 +48,38 @@ declare
     v_before forebay.schedule;
     v_facts  jsonb;
 begin
-    if (length(apply_schedules.app) between 1 and 200 and apply_schedules.app !~ '[[:cntrl:]]') is not true then
+    if (length(p_app) between 1 and 200 and p_app !~ E'[{control}]') is not true then
         raise exception using errcode = 'JQ001', column = 'app',
-            message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_schedules.app, 40)), 'null'));
-    elsif jsonb_typeof(apply_schedules.schedules) is distinct from 'array' then
+            message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(p_app, 40)), 'null'));
+    elsif jsonb_typeof(p_schedules) is distinct from 'array' then
         raise exception using errcode = 'JQ001', column = 'schedules',
-            message = format('schedules must be a JSON array, not %s', coalesce(jsonb_typeof(apply_schedules.schedules), 'null'));
+            message = format('schedules must be a JSON array, not %s', coalesce(jsonb_typeof(p_schedules), 'null'));
     end if;
-    lock table forebay.schedule in share update exclusive mode;  -- One call at a time. Schedulers do not wait for it.
-    for v_one in select e.value from jsonb_array_elements(apply_schedules.schedules) e order by e.value ->> 'name' loop
+    for v_one in select e.value from jsonb_array_elements(p_schedules) e order by e.value ->> 'name' loop
         v_new := forebay._schedule_of(v_one.value);
         v_new.cron := regexp_replace(btrim(v_new.cron), E'\\s+', ' ', 'g');
         perform forebay._check_schedule(v_new);
         v_facts := forebay._schedule_facts(v_new) || jsonb_build_object('starts_at', v_new.starts_at);
         name := v_new.name;
         detail := null;
-        select s.* into v_before from forebay.schedule s where s.name = v_new.name for update;
+        select s.* into v_before from forebay.schedule s where s.name = v_new.name;
         action := case
             when v_before.schedule_id is null then 'create'
-            when apply_schedules.overwrite is not true and v_before.declared_by is distinct from apply_schedules.app then 'conflict'
+            when p_overwrite is not true and v_before.declared_by is distinct from p_app then 'conflict'
             when forebay._schedule_facts(v_before) = forebay._schedule_facts(v_new)
                  and v_before.starts_at = coalesce(v_new.starts_at, v_before.starts_at) then 'same'
-            when apply_schedules.overwrite is not true and v_before.declared = v_facts then 'kept'
+            when p_overwrite is not true and v_before.declared = v_facts then 'kept'
             else 'change' end;
         if action = 'conflict' then
             detail := coalesce('declared by ' || v_before.declared_by, 'made by hand');
         end if;
-        if apply_schedules.dry_run is not true and action <> 'conflict' then
+        if p_dry_run is not true and action <> 'conflict' then
             if action in ('create', 'change') then
                 perform forebay._put_schedule(v_new);
             end if;
-            update forebay.schedule s set declared_by = apply_schedules.app, declared = v_facts, vanished_at = null
+            update forebay.schedule s set declared_by = p_app, declared = v_facts, vanished_at = null
             where s.name = v_new.name
-              and (s.declared_by, s.declared, s.vanished_at) is distinct from (apply_schedules.app, v_facts, null::timestamptz);
+              and (s.declared_by, s.declared, s.vanished_at) is distinct from (p_app, v_facts, null::timestamptz);
         end if;
         if action <> 'same' then
             return next;
@@ -75,11 +87,11 @@ begin
     end loop;
     for v_one in
         select s.schedule_id, s.name, s.vanished_at from forebay.schedule s
-        where s.declared_by = apply_schedules.app
-          and not exists (select from jsonb_array_elements(apply_schedules.schedules) e where e.value ->> 'name' = s.name)
+        where s.declared_by = p_app
+          and not exists (select from jsonb_array_elements(p_schedules) e where e.value ->> 'name' = s.name)
         order by s.name
     loop
-        if apply_schedules.dry_run is not true and v_one.vanished_at is null then
+        if p_dry_run is not true and v_one.vanished_at is null then
             update forebay.schedule s set vanished_at = forebay._now() where s.schedule_id = v_one.schedule_id;
             perform forebay._record_event('schedules.vanish', p_subject_id => v_one.schedule_id, p_detail => v_one.name);
         end if;

@@ -181,7 +181,7 @@ begin
         for v_one in
             select u.nr - 1 as index, e.value as given,
                    case
-                       when u.subject = '' or octet_length(u.subject) > 512 or u.subject ~ E'[\x01-\x1f\x7f]'
+                       when u.subject = '' or octet_length(u.subject) > 512 or u.subject ~ E'[{control}]'
                            then format('subject %s must have 1 to 512 bytes, and no control character', quote_literal(left(u.subject, 40)))
                        when u.version not between 0 and 9999 then format('version %s is outside 0 to 9999', u.version)
                        when length(u.kind) > 120 then format('kind %s has more than 120 characters', quote_literal(left(u.kind, 40)))
@@ -231,7 +231,7 @@ begin
         select r.nr
         from rows from (unnest(p_all), jsonb_array_elements(p_subjects))
              as r (nr, queue, subject, kind, args, start_at, priority, version, options, value)
-        where (r.options = '{}' and r.subject <> '' and octet_length(r.subject) <= 512 and r.subject !~ E'[\x01-\x1f\x7f]'
+        where (r.options = '{}' and r.subject <> '' and octet_length(r.subject) <= 512 and r.subject !~ E'[{control}]'
                and (r.version is null or r.version between 0 and 9999) and (r.priority is null or r.priority between -32768 and 32767)
                and (r.kind is null or length(r.kind) <= 120 and r.kind ~ v_name) and length(r.queue) <= 128 and r.queue ~ v_name
                and (r.args is null or jsonb_typeof(r.args) = 'object' and pg_column_size(r.args) <= 500 and octet_length(r.args::text) <= 500)

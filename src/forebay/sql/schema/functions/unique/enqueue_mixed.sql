@@ -16,7 +16,7 @@ begin
               from unnest(p_jobs, p_unique_as) with ordinality j
               where j.unnest is not null offset 0) u
         where (u.mode in ('once', 'idempotent', 'coalesce', 'replace') and jsonb_typeof(u.unique_as -> u.mode) = 'string'
-               and length(u.unique_as ->> u.mode) between 1 and 200 and u.unique_as ->> u.mode !~ E'[\x01-\x1f\x7f]'
+               and length(u.unique_as ->> u.mode) between 1 and 200 and u.unique_as ->> u.mode !~ E'[{control}]'
                and u.unique_as - u.mode = '{}') is not true
         order by u.ordinality
     loop

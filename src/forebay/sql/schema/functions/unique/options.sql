@@ -38,7 +38,7 @@ begin
     if v_mode is null then
         return format('unique_as %s must be an object with one of once, idempotent, coalesce, replace, debounce and throttle',
                       left(p_unique_as::text, 80));
-    elsif jsonb_typeof(p_unique_as -> v_mode) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ E'[\x01-\x1f\x7f]' then
+    elsif jsonb_typeof(p_unique_as -> v_mode) <> 'string' or length(v_key) not between 1 and 200 or v_key ~ E'[{control}]' then
         return format('unique key %s must be text of 1 to 200 characters, none of them a control character',
                       left((p_unique_as -> v_mode)::text, 40));
     elsif (p_unique_as - v_known) <> '{}' then

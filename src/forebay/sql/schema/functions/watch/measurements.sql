@@ -1,7 +1,7 @@
 -- grant: operator, reader, worker
 
 -- What alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers,
--- forebay.ticks(), workers lost in the last ten minutes, endpoints, open breakers of limit keys by queue, mirrors, schedules, subjects by
+-- due jobs that nothing has made ready, forebay.ticks(), workers lost in the last ten minutes, endpoints, open breakers of limit keys by queue, mirrors, schedules, subjects by
 -- state and the database. Times are seconds since 1970. It does not visit waiting jobs: it continues from the last counts, as
 -- forebay.depth() does, and reads the counters up to the last fold, the newest 100 batches of each
 -- lane and its first 100 unread rows.
@@ -42,6 +42,7 @@ begin
         'counters', case when with_counters then forebay._measured_counters() end,
         'label_sets', case when with_counters then forebay._measured_label_sets() end,
         'dead', forebay._measured_dead(v_since),
+        'overdue', forebay._measured_overdue(v_now),
         'workers', forebay._measured_workers(v_now),
         'ticks', (select coalesce(jsonb_agg(jsonb_build_object(
                              'group', t.group_name, 'queues', t.queues, 'schedules', t.schedules,
@@ -323,6 +324,38 @@ as $$
           where i.redriven_at is null
             and not exists (select from forebay.muted_cause m where m.cause = i.cause and m.cause <> '' and (m.until is null or m.until > forebay._now()))
           group by i.queue, i.kind, i.tag, i.reason) d
+$$;
+
+
+-- Jobs and wake-ups that were due 15 seconds ago and that no promotion has made ready, by queue. At most 1,000 behind the position of the last
+-- promotion are read, the longest due first; and of what became visible since at or before it, 100 of each range. Withdrawn jobs do not count.
+create function forebay._measured_overdue(p_now timestamptz) returns jsonb
+language sql stable
+-- planner: in order
+as $$
+    with position as materialized (
+        select coalesce(p.snap, '1:1:') as snap, coalesce(p.run_at, '-infinity') as run_at, coalesce(p.deferred_id, 0) as deferred_id
+        from (values (1)) one
+        left join lateral (select * from forebay.promotion i order by i.no desc limit 1) p on true),
+    due as (
+        (select d.run_at, d.deferred_id, d.lane from position m
+         cross join lateral (select * from forebay.deferred i
+                             where (i.run_at, i.deferred_id) > (m.run_at, m.deferred_id) and i.run_at < p_now - interval '15 seconds'
+                             order by i.run_at, i.deferred_id limit 1000) d)
+        union all
+        (select d.run_at, d.deferred_id, d.lane from position m
+         cross join unnest(forebay._xid_ranges(m.snap, pg_current_snapshot())) r (low, high)
+         cross join lateral (select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high limit 100) d
+         where (d.run_at, d.deferred_id) <= (m.run_at, m.deferred_id) and d.run_at < p_now - interval '15 seconds')),
+    late as (
+        select d.run_at, l.queue
+        from due d
+        -- What wakes a flow has no lane.
+        left join lateral (select i.queue from forebay.lane i where i.lane = d.lane limit 1) l on true
+        where not exists (select from forebay.withdrawn w where w.run_at = d.run_at and w.deferred_id = d.deferred_id
+                            and (w.group_id is null or w.audience <> 0)))
+    select coalesce(jsonb_agg(jsonb_build_object('queue', coalesce(q.queue, ''), 'jobs', q.jobs, 'due_at', extract(epoch from q.due_at)) order by q.queue), '[]')
+    from (select l.queue, count(*) as jobs, min(l.run_at) as due_at from late l group by l.queue) q
 $$;
 
 
