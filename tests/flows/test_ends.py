@@ -18,6 +18,7 @@ from tests.support.engine import (
     Reader,
     connect,
     enqueue,
+    forget_polls,
     one,
     open_group,
     shift_clock,
@@ -465,10 +466,16 @@ def random_acts(family: Family, chance: random.Random) -> None:
         dropped(family)
     elif last == "close":
         close(family)
-    for reader, _ in readers:
-        if chance.random() < 0.5:
-            promote(family)
-        reader.revoked_by(family.conn)
+    elif last == "expire":  # A claim does it, where the sweep does not look.
+        shift_clock(family.conn, 2 * MONTH)
+        with Reader(family.app.dsn, queue="children") as last_one:
+            for _ in range(5):
+                forget_polls(last_one.conn)
+                last_one.claim_all()
+    if chance.random() < 0.5:
+        promote(family)
+    query = "select forebay._revoke(l.lease_id, 'revoked', true) from forebay.lease l"
+    family.conn.execute(query + " where l.closed_at is null order by l.lease_id")
 
 
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 200))]
