@@ -481,7 +481,7 @@ def random_acts(family: Family, chance: random.Random) -> None:
                 reader.claim_all()
 
 
-SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 200))]
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 80))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
