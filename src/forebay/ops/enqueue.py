@@ -50,9 +50,9 @@ select forebay.enqueue(
     %(kind)s, %(args)s::jsonb, queue => %(queue)s, priority => %(priority)s::integer,
     delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
     expires_at => coalesce(%(expires_at)s::timestamptz,
-        coalesce(%(run_at)s::timestamptz,
+        greatest(clock_timestamp(), %(run_at)s::timestamptz,
                  clock_timestamp() operator(pg_catalog.+)
-                     make_interval(secs => coalesce(%(delay)s::double precision, 0)))
+                     make_interval(secs => %(delay)s::double precision))
         operator(pg_catalog.+) make_interval(secs => %(expires_in)s::double precision)),
     {_named(KEPT_OPTION_NAMES)}, unique_as => %(unique_as)s::jsonb)"""
 
@@ -281,6 +281,7 @@ class Chunks:
             return options
         assert self.now is not None, "the database's clock was not asked"
         start = options.run_at or self.now + timedelta(seconds=options.delay_seconds or 0)
+        start = max(start, self.now)
         return replace(options, expires_at=start + timedelta(seconds=call.expires_in_seconds))
 
     def text_of(self, call: Call) -> str:

@@ -51,7 +51,7 @@ begin
         v_delay := make_interval(secs => case when v_job.delay < 0 then 0 else v_job.delay end);
         v_expires_at := coalesce(
             v_job.expires_at,
-            coalesce(v_job.run_at, forebay._now() + coalesce(v_delay, interval '0'))
+            greatest(forebay._now(), v_job.run_at, forebay._now() + v_delay)
             + make_interval(secs => (v_options ->> 'expires_in')::double precision));
     exception when data_exception then
         raise exception using errcode = 'JQ001', column = 'options',

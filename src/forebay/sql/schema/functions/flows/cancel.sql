@@ -59,15 +59,14 @@ end
 $$;
 
 
--- Jobs were cancelled that have not started, or whose flows end at once: the next promotion tells the parents of those that are children,
--- and takes the rows of flows out of those that wait for a time. While no handler ever recorded a checkpoint it does nothing.
+-- Jobs were cancelled: the next promotion looks at those that are children, and takes the rows of flows out of those that wait for a time.
+-- While no handler ever recorded a checkpoint it does nothing.
 create function forebay._after_cancelled(p_job_ids bigint[]) returns void
 language plpgsql volatile
 -- planner: indexed
 as $$
 declare
-    v_flows    bigint[];
-    v_children bigint[];
+    v_flows bigint[];
 begin
     if pg_sequence_last_value('forebay.flow_seq') is null then
         return;
@@ -75,13 +74,17 @@ begin
     v_flows := array(
         select u from unnest(p_job_ids) u
         where exists (select from forebay.step s where s.job_id = u) and exists (select from forebay.deferred d where d.job_id = u));
-    v_children := array(
-        select u from unnest(p_job_ids) u
-        where exists (select from forebay._rows_of(u) r where r.headers ? 'forebay-parent')
-           or exists (select from forebay.deferred d where d.job_id = u and d.headers ? 'forebay-parent'));
     perform forebay._wake_flows_later(jsonb_build_object('drop', v_flows[i : i + 99])) from generate_series(1, cardinality(v_flows), 100) i;
-    perform forebay._wake_flows_later(jsonb_build_object('cancelled', v_children[i : i + 99]))
-    from generate_series(1, cardinality(v_children), 100) i;
+    -- With their places: what is cancelled may be redacted before the promotion.
+    perform forebay._wake_flows_later(jsonb_build_object('look_at', jsonb_agg(c.place)))
+    from (select jsonb_build_array(h.child[2], h.child[1], u.job_id) as place, row_number() over (order by u.nr) as nr
+          from unnest(p_job_ids) with ordinality u (job_id, nr)
+          cross join lateral (
+              select forebay._child_in(r.headers) as child
+              from (select i.headers from forebay._rows_of(u.job_id) i union all select d.headers from forebay.deferred d where d.job_id = u.job_id) r
+              where r.headers ? 'forebay-parent' limit 1) h
+          where h.child is not null) c
+    group by (c.nr - 1) / 100;
 end
 $$;
 
@@ -104,8 +107,10 @@ begin
             for v_job in select j.value::bigint from jsonb_array_elements_text(w -> 'drop') j order by 1 loop
                 perform forebay._drop_parked(v_job);
             end loop;
-        elsif w ? 'cancelled' then
-            perform forebay._end_cancelled_children(array(select j.value::bigint from jsonb_array_elements_text(w -> 'cancelled') j));
+        elsif w ? 'look_at' then
+            perform forebay._look_at_children(w -> 'look_at', coalesce((w ->> 'again')::integer, 5));
+        elsif w ? 'look_at_all' then
+            perform forebay._look_at_all_children((w -> 'look_at_all' ->> 0)::bigint, (w -> 'look_at_all' ->> 1)::integer);
         elsif w ? 'children_of' then
             perform forebay._cancel_children((w ->> 'children_of')::bigint, (w ->> 'after')::integer);
         end if;
@@ -165,6 +170,22 @@ end
 $$;
 
 
+-- A group is gone, and with it jobs that waited for their time: end what the flows among them waited for.
+create function forebay._drop_waits(p_job_ids bigint[], p_group_id bigint) returns void
+language plpgsql volatile
+-- planner: indexed
+as $$
+begin
+    if pg_sequence_last_value('forebay.flow_seq') is not null then
+        delete from forebay.waiter w where w.job_id = any (p_job_ids) and w.group_id = p_group_id;
+        perform forebay._wake_flows_later(jsonb_build_object('children_of', g.gather_id, 'after', 0))
+        from forebay.gather g
+        where g.job_id = any (p_job_ids) and g.group_id = p_group_id and forebay._ended_children(g.gather_id) < g.children;
+    end if;
+end
+$$;
+
+
 -- Cancel the children of a gather that have not started, a step for each promotion.
 create function forebay._cancel_children(p_gather_id bigint, p_after integer) returns void
 language plpgsql volatile
@@ -196,23 +217,100 @@ end
 $$;
 
 
--- Children were cancelled: those that have ended by now have an end. Others are in a worker, whose settlement tells it.
-create function forebay._end_cancelled_children(p_job_ids bigint[]) returns void
+-- Look whether children can still run, and record the end of those that cannot and have none. One that a worker was requested to stop is looked
+-- at again, first after p_again seconds: its settlement tells its end, but a revocation tells none, nor does a settlement that began before the
+-- cancellation and lets the job run again.
+--
+-- Invariant "each child ends once": whatever way a child ends, a settlement or a dead letter tells it in the same transaction, or this function
+-- finds it. So who takes a job away without either writes a wake row.
+--
+-- Parameters: p_children, arrays of a gather, the number of a child in it, and its job.
+create function forebay._look_at_children(p_children jsonb, p_again integer default 5) returns void
 language plpgsql volatile
 -- planner: indexed
 as $$
 declare
-    v_ends jsonb;
+    v_ends  jsonb;
+    v_again jsonb;
 begin
-    select jsonb_agg(jsonb_build_object('gather', c.child[2], 'nr', c.child[1], 'job_id', u.job_id, 'outcome', 'c',
-                                        'problem', 'it was cancelled before it started'))
-    into v_ends
-    from unnest(p_job_ids) u (job_id)
-    cross join lateral (select forebay._child_in((array_agg(j.headers))[1]) as child
-                        from forebay.job(u.job_id) j having bool_and(j.state = 'cancelled')) c
-    where c.child is not null;
+    select jsonb_agg(jsonb_build_object('gather', c.gather_id::text, 'nr', c.nr, 'job_id', c.job_id, 'outcome', j.outcome, 'problem', j.problem))
+               filter (where j.is_over),
+           jsonb_agg(jsonb_build_array(c.gather_id::text, c.nr, c.job_id)) filter (where j.is_asked)
+    into v_ends, v_again
+    from (select (e.value ->> 0)::bigint as gather_id, (e.value ->> 1)::integer as nr, (e.value ->> 2)::bigint as job_id
+          from jsonb_array_elements(p_children) e) c
+    join forebay.gather g on g.gather_id = c.gather_id
+    cross join lateral (
+        select coalesce(bool_and(s.state in ('done', 'cancelled', 'expired', 'dead')), true) as is_over,
+               coalesce(bool_or(s.cancel_requested and s.state in ('claimed', 'running')), false) as is_asked,
+               case when bool_or(s.state = 'done') then 'd' when bool_or(s.state in ('expired', 'dead')) then 'x' else 'c' end as outcome,
+               case when count(*) = 0 then 'no group has it any more'
+                    when bool_or(s.state = 'done') then 'its result is not known'
+                    when bool_or(s.state in ('expired', 'dead')) then 'it died'
+                    when bool_and(s.attempt = 0) then 'it was cancelled before it started' else 'it was cancelled' end as problem
+        from forebay.job(c.job_id) s) j
+    where not exists (select from forebay.gather_end e where e.gather_id = c.gather_id and e.nr = c.nr and e.job_id = c.job_id);
     if v_ends is not null then
         perform forebay._end_children(v_ends);
+    end if;
+    if v_again is not null then
+        perform forebay._wake_flows_later(jsonb_build_object('look_at', v_again, 'again', least(2 * p_again, 300)),
+                                          forebay._now() + make_interval(secs => p_again));
+    end if;
+end
+$$;
+
+
+-- A job continues in a new row, or waits for its ordering key again. If it is a child that was cancelled, no claim hands it out, and none tells
+-- its end: the next promotion looks at it.
+create function forebay._look_if_cancelled(p_row forebay.log) returns void
+language plpgsql volatile
+as $$
+declare
+    v_job_id constant bigint := coalesce(p_row.job_id, p_row.seq);
+    v_child  constant text[] := forebay._child_in(p_row.headers);
+begin
+    if v_child is not null and exists (select from forebay.tombstone t where t.job_id = v_job_id and t.reason in ('c', 'r')) then
+        perform forebay._wake_flows_later(jsonb_build_object('look_at', jsonb_build_array(jsonb_build_array(v_child[2], v_child[1], v_job_id))));
+    end if;
+end
+$$;
+
+
+-- Look at all children that have no end, a step for each promotion: a group was closed, or opened behind them, or wake rows were lost.
+--
+-- Parameters: the part of a gather behind which the step begins; null: the first step.
+create function forebay._look_at_all_children(p_gather_id bigint default null, p_nr integer default null) returns void
+language plpgsql volatile
+-- planner: indexed
+as $$
+declare
+    v_part     record;
+    v_parts    integer := 0;
+    v_children jsonb := '[]';
+begin
+    if pg_sequence_last_value('forebay.flow_seq') is null then
+        return;
+    end if;
+    for v_part in
+        select p.gather_id, p.first_nr, case when not c.is_over then (
+                   select jsonb_agg(jsonb_build_array(p.gather_id::text, p.first_nr + i.place - 1, i.job_id))
+                   from unnest(p.job_ids) with ordinality i (job_id, place)
+                   where not exists (select from forebay.gather_end e where e.gather_id = p.gather_id and e.nr = p.first_nr + i.place - 1)) end as children
+        from (select i.* from forebay.gather_part i
+              where (i.gather_id, i.first_nr) > (coalesce(p_gather_id, -9223372036854775808), coalesce(p_nr, 0))
+              order by i.gather_id, i.first_nr limit 500) p
+        cross join lateral (select coalesce((select n.ended from forebay.gather_count n where n.gather_id = p.gather_id order by n.no desc limit 1), 0)
+                                   >= (select g.children from forebay.gather g where g.gather_id = p.gather_id) as is_over) c
+        order by 1, 2
+    loop
+        v_parts := v_parts + 1;
+        v_children := v_children || coalesce(v_part.children, '[]');
+        exit when jsonb_array_length(v_children) >= 200;
+    end loop;
+    perform forebay._look_at_children(v_children);
+    if v_parts = 500 or jsonb_array_length(v_children) >= 200 then
+        perform forebay._wake_flows_later(jsonb_build_object('look_at_all', jsonb_build_array(v_part.gather_id, v_part.first_nr)));
     end if;
 end
 $$;

@@ -57,13 +57,14 @@ $$;
 
 
 -- Write a wake row: the next promotion looks whether a flow may continue. p_what: `name` and `key` of a signal, or `gather`, with `ended`,
--- the number of its children that ended in this transaction, or `exact`, to count them.
-create function forebay._wake_flows_later(p_what jsonb) returns void
+-- the number of its children that ended in this transaction, or `exact`, to count them. Those of cancellations: see forebay._wake_cancelled().
+-- p_at: not before this time; null: now.
+create function forebay._wake_flows_later(p_what jsonb, p_at timestamptz default null) returns void
 language sql volatile
 as $$
     insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)
-    values (forebay._now(), 0, forebay._now(), forebay._flow_mark(), '', p_what);
-    select forebay._announce_due(forebay._now())
+    values (coalesce(p_at, forebay._now()), 0, forebay._now(), forebay._flow_mark(), '', p_what);
+    select forebay._announce_due(coalesce(p_at, forebay._now()))
 $$;
 
 
@@ -162,11 +163,12 @@ language sql stable
 as $$ select count(distinct e.nr) from forebay.gather_end e where e.gather_id = p_gather_id $$;
 
 
--- All waits of flows get a wake row: after an adoption, which deletes those that were not promoted.
+-- All waits of flows get a wake row, and all children are looked at: after an adoption, which deletes the rows that were not promoted.
 create function forebay._wake_all_flows() returns void
 language sql volatile
 as $$
     select forebay._wake_flows_later(jsonb_build_object('name', w.name, 'key', w.key)) from forebay.waiter w;
     select forebay._wake_flows_later(jsonb_build_object('gather', g.gather_id, 'exact', true)) from forebay.gather g;
-    select forebay._wake_flows_later(jsonb_build_object('cancel', c.job_id, 'group', c.group_id)) from forebay.flow_cancelled c
+    select forebay._wake_flows_later(jsonb_build_object('cancel', c.job_id, 'group', c.group_id)) from forebay.flow_cancelled c;
+    select forebay._wake_flows_later('{"look_at_all": []}')
 $$;

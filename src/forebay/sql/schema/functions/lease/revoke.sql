@@ -86,6 +86,7 @@ begin
                 if format('%s %s', v_batch.group_id, v_batch.keys[v_open]) <> all (v_back) then
                     v_requeued := v_requeued || v_batch.keys[v_open];
                 end if;
+                perform forebay._look_if_cancelled(v_row);
                 continue;
             end if;
             v_attempt := coalesce(v_row.attempt, 0);

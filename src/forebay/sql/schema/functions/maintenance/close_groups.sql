@@ -113,6 +113,10 @@ begin
       and (pg_snapshot_xmax(r.snap) > pg_snapshot_xmax(v_group.closing_snap)
            or exists (select from pg_snapshot_xip(v_group.closing_snap) x where pg_visible_in_snapshot(x, r.snap)));
     execute format('drop sequence forebay.leader_%s', v_group.group_id);
+    -- Children that waited for it have no other place: promotions tell their parents, step by step.
+    if pg_sequence_last_value('forebay.flow_seq') is not null then
+        perform forebay._wake_flows_later('{"look_at_all": []}');
+    end if;
 end
 $$;
 
@@ -125,6 +129,7 @@ declare
     v_table text;
     v_rows  bigint;
     v_total bigint;
+    v_jobs  bigint[];
 begin
     with gone as (
         delete from forebay.batch b
@@ -138,10 +143,13 @@ begin
         delete from forebay.suspect_start s using gone g
         where s.lease_id = g.lease_id and s.claim_no = g.claim_no returning 1)
     select count(*) into v_total from gone;
-    delete from forebay.deferred d
-    where d.ctid = any (array(select i.ctid from forebay.deferred i where i.lane = any (p_lanes) limit p_most - v_total));
-    get diagnostics v_rows = row_count;
-    v_total := v_total + v_rows;
+    with gone as (
+        delete from forebay.deferred d
+        where d.ctid = any (array(select i.ctid from forebay.deferred i where i.lane = any (p_lanes) limit p_most - v_total))
+        returning d.job_id)
+    select array_agg(g.job_id) into v_jobs from gone g;
+    v_total := v_total + coalesce(cardinality(v_jobs), 0);
+    perform forebay._drop_waits(v_jobs, p_group_id);
     foreach v_table in array array['parked', 'key_run', 'limit_parked', 'limit_run', 'limiter', 'counter_waiting'] loop
         execute format(
             'delete from forebay.%1$I d where d.ctid = any (array('

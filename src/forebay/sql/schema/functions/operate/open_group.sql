@@ -70,6 +70,10 @@ begin
                           and exists (select from forebay.queue_group g where g.queue = open_group.queue))
                  then forebay._snapshot_of_others() else '1:1:' end);
     end if;
+    if open_group.start = 'now' then
+        perform forebay._wake_flows_later('{"look_at_all": []}')  -- Children that it does not read may have no other group.
+        from (select) s where pg_sequence_last_value('forebay.flow_seq') is not null;
+    end if;
     if (open_group.name, open_group.start) is distinct from ('default', null) then  -- Each worker opens that one.
         perform forebay._record_event('groups.open', open_group.queue, open_group.name,
                                       p_new => jsonb_build_object('start', open_group.start));

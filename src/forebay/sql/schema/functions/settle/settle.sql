@@ -402,7 +402,7 @@ begin
                 v_run_at := forebay._park(p_row, p_group_id, p_item -> 'flow');
             end if;
             -- It has begun, so what its producer said of the start is over.
-            p_row.expires_at := coalesce(v_run_at, forebay._now()) + interval '30 days';
+            p_row.expires_at := greatest(v_run_at, forebay._now()) + interval '30 days';
         end if;
         perform forebay._continue_job(p_row, v_target, v_attempt,
                                case when p_code in ('r', 'l') then 0

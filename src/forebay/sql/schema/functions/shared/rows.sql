@@ -47,6 +47,9 @@ begin
         perform forebay._withdraw_again(coalesce(p_row.job_id, p_row.seq));
         perform forebay._announce_due(p_run_at);
     end if;
+    if p_row.headers ? 'forebay-parent' and pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        perform forebay._look_if_cancelled(p_row);
+    end if;
 end
 $$;
 
