@@ -111,7 +111,7 @@ def test_a_lock_of_a_stranger_hides_only_what_reads_the_table(findings, conn, da
     assert (
         {"failures", "held keys"}
         <= {item["check"] for item in unseen}
-        <= {"failures", "held keys", "objects", "space"}
+        <= {"failures", "held keys", "objects", "scheduled", "space"}
     )
     assert levels(unseen) == {"notice"}
 
@@ -170,7 +170,7 @@ def test_a_session_that_holds_a_lock_of_ours_is_named_and_no_worker_is_called_fo
     enqueue(conn, delay="1 millisecond")
     conn.execute("update forebay.deferred set run_at = run_at - interval '1 hour'")
     assert findings("locks")[0]["level"] == "ok"
-    assert "Start a worker" in text(findings("scheduled"))
+    assert "Start a worker" in text(findings("overdue"))
     with contextlib.ExitStack() as stack:
         holder = stack.enter_context(psycopg.connect(database, application_name="a console"))
         holder.execute("lock table only forebay.lock_promotion in share update exclusive mode")
@@ -190,7 +190,7 @@ def test_a_session_that_holds_a_lock_of_ours_is_named_and_no_worker_is_called_fo
         assert named in found["what"]
         assert remedy in found["remedy"]
         assert "Start a worker" not in text(findings())
-        assert "see locks" in text(findings("scheduled"))
+        assert "see locks" in text(findings("overdue"))
 
 
 @pytest.mark.slow

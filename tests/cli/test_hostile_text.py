@@ -107,10 +107,11 @@ def test_text_of_a_job_does_not_forge_a_line_of_the_log():
     assert line.endswith(r"x\nERROR forged, 1.2")
 
 
-def test_colours_of_ours_still_reach_a_terminal():
+def test_colours_of_ours_still_reach_a_terminal(monkeypatch):
     """
     Only what is shown is cleaned; a style is added later.
     """
+    monkeypatch.setenv("TERM", "xterm")  # A run of tests may have a terminal without colours.
     written = io.StringIO()
     Console(written, is_terminal=True, width=80).print(HOSTILE, style="red")
     printed = written.getvalue()

@@ -227,7 +227,7 @@ HOSTILE = [
     "\\",
     '"',
     "naïve ☃ 日本",
-    "line\u2028sep\x85",
+    "line\u2028sep",
     "other",
     "a,b}",
 ]

@@ -90,20 +90,8 @@ class Permissions:
         rules = sink_class(name).row_rules
         given = self._given.get(name, {})
         for field, value in config.items():
-            if field in given:
-                continue  # The process decides, and the value of the row counts for nothing.
-            self._check_references(f"{name}.{field}", value)
-            if rules[field] is FromRow.ADDRESS:
-                self._check_hosts(f"{name}.{field}", str(value))
-            elif rules[field] is FromRow.FILE and value is not None:
-                self._check_file(f"{name}.{field}", str(value))
-            elif rules[field] is FromRow.ANSWERS and value and self._has_hosts:
-                raise refused(
-                    "endpoint_settings",
-                    f"does not give {name}.{field}: by default answers are shown to no one where"
-                    " endpoint_hosts lists a host",
-                    f'{{"{name}": {{"{field}": true}}}}',
-                )
+            if field not in given:  # What the process gives counts, not the value of the row.
+                self._check_field(name, field, value, rules[field])
         whole = {**config, **given}
         for field in sink_class(name).row_needs:
             if field not in whole:
@@ -117,6 +105,20 @@ class Permissions:
                 if field == "url" or whole.get(field) is not None:
                     self._check_destination(field, whole.get(field))
         return make_sink(name, whole)
+
+    def _check_field(self, name: str, field: str, value: Any, rule: FromRow) -> None:
+        self._check_references(f"{name}.{field}", value)
+        if rule is FromRow.ADDRESS:
+            self._check_hosts(f"{name}.{field}", str(value))
+        elif rule is FromRow.FILE and value is not None:
+            self._check_file(f"{name}.{field}", str(value))
+        elif rule is FromRow.ANSWERS and value and self._has_hosts:
+            raise refused(
+                "endpoint_settings",
+                f"does not give {name}.{field}: by default answers are shown to no one where"
+                " endpoint_hosts lists a host",
+                f'{{"{name}": {{"{field}": true}}}}',
+            )
 
     def _check_login(self, name: str, whole: Mapping[str, Any]) -> None:
         """Refuse to show what this process is to a place that only the row names."""
