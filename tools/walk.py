@@ -32,7 +32,7 @@ FOLDER = ROOT / "docs" / "coming-from"
 PAGES = ["hypothesis-job-table", "ulak", "staged-drain", "postgres-queues-mvcc", "fetchq"]
 
 #: Pages about other tools: their code runs with that of the other pages.
-OTHER_PAGES = ["index", "celery", "procrastinate", "dbos", "flows"]
+OTHER_PAGES = ["index", "celery", "procrastinate", "dbos", "outbox", "flows"]
 
 _ROWS_MAX = 6
 _CELL_MAX = 100
