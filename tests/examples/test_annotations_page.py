@@ -228,6 +228,31 @@ def test_an_operator_sees_what_fails_and_retries_it(page, served_with_failures, 
         page.shoot("compared")
 
 
+#: Answers of the service that name a number of failing jobs, while none is listed.
+WITH_COUNTS = """
+(() => {
+    const real = window.fetch;
+    window.counted = 1;
+    window.fetch = async (...asked) => {
+        const answer = await real(...asked);
+        const found = await answer.clone().json().catch(() => null);
+        if (found === null || !("failing" in found)) return answer;
+        return new Response(JSON.stringify({ ...found, failing: window.counted }), answer);
+    };
+})()
+"""
+
+
+def test_numbers_that_change_alone_are_shown(page, served):
+    """A job may leave the list of failures before it leaves their number."""
+    page.go(f"{served}/#/index")
+    page.see("No failures.", "#failures")
+    page.value(WITH_COUNTS)
+    page.see("1 failing job will be retried", "#failures")
+    page.value("window.counted = 0")
+    page.see("No failures.", "#failures")
+
+
 def test_a_dead_job_is_retried_from_its_dead_letter(page, served_with_failures, place):
     """
     A job that no attempt can save is shown as dead, and the button redrives it.

@@ -481,7 +481,8 @@ function duration(seconds) {
 const ago = (time) => { const seconds = (Date.now() - new Date(time)) / 1000; return seconds < 2 ? "just now" : `${duration(seconds)} ago`; };
 
 function drawFailures(root, { failures, failing, dead }) {
-  const signature = JSON.stringify(failures);
+  // With the numbers: they are read after the list, so a job may leave it first.
+  const signature = JSON.stringify([failures, failing, dead]);
   if (root.dataset.shown === signature) return; // A button keeps its focus.
   root.dataset.shown = signature;
   const all = failing + dead;
