@@ -16,6 +16,7 @@ from forebay.model.text import logger
 
 if TYPE_CHECKING:
     from forebay.app import App
+    from forebay.arguments.kinds import Kind
     from forebay.client import Client
 
 log = logger("forebay.cli")
@@ -110,11 +111,9 @@ def check_args(kind: str, args: dict[str, Any], *, app: str | None) -> None:
     Raises:
         InvalidJob: one is unknown, missing, or of another type.
     """
-    check_names(kind, args.keys(), app=app)
-    if app is not None:
-        found, _ = load_app(app)
-        if kind in found.kinds:
-            found.kinds.get(kind).decode(args)
+    if (found := _kind_of(app, kind)) is not None:
+        found.check_names(args.keys())
+        found.decode(args)
 
 
 def check_names(kind: str, names: AbstractSet[str], *, app: str | None) -> None:
@@ -123,10 +122,15 @@ def check_names(kind: str, names: AbstractSet[str], *, app: str | None) -> None:
     Raises:
         InvalidJob: one is unknown, or missing.
     """
-    if app is not None:
-        found, _ = load_app(app)
-        if kind in found.kinds:
-            found.kinds.get(kind).check_names(names)
+    if (found := _kind_of(app, kind)) is not None:
+        found.check_names(names)
+
+
+def _kind_of(app: str | None, kind: str) -> Kind | None:
+    if app is None:
+        return None
+    kinds = load_app(app)[0].kinds
+    return kinds.get(kind) if kind in kinds else None
 
 
 def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str | None]:
