@@ -225,7 +225,7 @@ def test_both_refuse_the_same_characters_in_each_text(conn, field):
 
 
 def test_the_schema_names_the_control_characters_in_one_place():
-    """A pattern of its own has other characters, or depends on the encoding or the collation."""
+    """A second pattern could differ, or depend on the encoding or the collation."""
     for file in composer.SCHEMA.rglob("*.sql"):
         text = file.read_text("utf-8")
         assert "x1f" not in text, file

@@ -873,7 +873,7 @@ async def test_a_step_of_a_thread_that_outlives_its_handler_is_refused(app, conn
 )
 async def test_an_error_names_what_is_wrong(app, conn, body, named):
     """
-    A function of a step is no handler, and a timeout is no delay.
+    A function of a step is not called a handler, nor a timeout a delay.
     """
     job = await a_flow(app, conn, body)
     assert named in last_error(conn, job)["message"]

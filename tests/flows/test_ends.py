@@ -379,7 +379,7 @@ async def test_a_cancellation_during_a_settlement_would_be_missed(database, fami
 
 
 async def test_all_children_are_looked_at_in_steps(database, family):
-    """A promotion looks at some of them, and the next one goes on behind these."""
+    """Each promotion looks at some of them, and the next one continues after those."""
     alter_function(database, "_look_at_all_children", ("limit 500", "limit 1"), ("= 500", "= 1"))
     await family.begin()
     close(family)

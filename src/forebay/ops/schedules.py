@@ -103,7 +103,7 @@ def apply_schedules(
     behind the same locks.
 
     Raises:
-        InvalidJob: one is no schedule.
+        InvalidJob: one is not a schedule.
     """
     return Operation(
         "select to_jsonb(d)::text from forebay.apply_schedules(app => %(app)s, schedules "
@@ -125,7 +125,7 @@ def compare_schedules(
     """Return the call that compares declared schedules; a reader may make it.
 
     Raises:
-        InvalidJob: one is no schedule.
+        InvalidJob: one is not a schedule.
     """
     return Operation(
         "select to_jsonb(d)::text from forebay.compare_schedules(app => %(app)s, schedules "

@@ -80,7 +80,7 @@ def shown_traceback(exception: BaseException, *, is_detail: bool = False) -> Tra
         return trace
     package = package_of(trace.tb_frame)
     if trace is exception.__traceback__ and package == _PACKAGE:
-        package = ""  # It is no handler.
+        package = ""  # Not a handler.
     own = [is_own(frame, package) for frame in frames_of(trace)]
     if not any(own):
         return None if is_detail else trace
