@@ -340,6 +340,28 @@ async def test_a_result_that_was_not_kept_is_no_result(app, conn):
     assert "result_bytes_max" in error
 
 
+@pytest.mark.parametrize(
+    ("returned", "why"), [("x" * 70_000, "result_bytes_max"), ({1, 2}, "set"), (1j, "no JSON form")]
+)
+async def test_a_gather_names_the_job_whose_result_was_not_kept(app, conn, returned, why):
+    """It is not called too large if it has no JSON form."""
+
+    @app.job()
+    def child() -> object:
+        return returned
+
+    @app.job()
+    async def parent(ctx: forebay.Context) -> None:
+        await ctx.gather("parts", [child.call()])
+
+    job = parent.enqueue(conn)
+    await run_retries(app, conn)
+    assert one(conn, LAST_ERROR, "type", job) == "forebay.errors.StepRefused"
+    message = one(conn, LAST_ERROR, "message", job)
+    assert "step 'parts' has no result of job " in message
+    assert why in message
+
+
 async def test_a_result_of_another_type_is_refused(app, conn):
     """A dead letter names the argument."""
     double, _, _, _, _, _ = declared(app)

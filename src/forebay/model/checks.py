@@ -81,7 +81,8 @@ INSTEAD: Final = {
     "timeout_seconds": "timeout=...",
 }
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: What PostgreSQL cannot store, or people cannot read: control characters and lone surrogates.
+UNREADABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def checked_name(value: object, field: str) -> str:
@@ -109,7 +110,7 @@ def checked_text(value: object, field: str, *, characters_max: int) -> str:
         raise InvalidJob(field, "is empty")
     if len(value) > characters_max:
         raise InvalidJob(field, f"has {len(value)} characters, the limit is {characters_max}")
-    if _CONTROL.search(value):
+    if UNREADABLE.search(value):
         raise InvalidJob(field, f"has a control character or a lone surrogate: {shown(value)}")
     return value
 

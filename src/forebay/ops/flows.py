@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import field
 from datetime import datetime
@@ -14,6 +13,7 @@ from forebay._dataclass import dataclass
 from forebay._family import PARENT_HEADER
 from forebay.errors import InvalidJob, shown
 from forebay.model import JobId
+from forebay.model.checks import UNREADABLE
 from forebay.model.flows import FlowState, RewindPlan
 from forebay.ops.jobs import checked_id
 from forebay.ops.operation import Operation, ResultRows, nothing, scalar
@@ -328,9 +328,6 @@ def signal(name: str, key: object, payload: object = None) -> Operation[bool]:
 #: Characters of a name or key of a step or signal.
 _ADDRESS_MOST: Final = 200
 
-#: What PostgreSQL cannot store, or people cannot read: control characters and lone surrogates.
-_NO_ADDRESS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-
 
 def checked_address(value: object, field: str) -> str:
     """Return a name, or a key, of a step or signal as text.
@@ -349,7 +346,7 @@ def checked_address(value: object, field: str) -> str:
         return str(value)
     if not 1 <= len(value) <= _ADDRESS_MOST:
         raise InvalidJob(field, f"has {len(value)} characters; 1 to {_ADDRESS_MOST} are possible")
-    if _NO_ADDRESS.search(value):
+    if UNREADABLE.search(value):
         raise InvalidJob(field, f"has a control character or a lone surrogate: {shown(value)}")
     return value
 

@@ -11,13 +11,13 @@ from forebay.errors import (
     InvalidJob,
     JobNotFound,
     StepRefused,
-    StepTooLarge,
 )
 from forebay.ops.claimed import decoded_args, raw_args
 from forebay.ops.flows import CALLBACK_HEADER, GIVEN_TO_CALLBACKS
 from forebay.ops.protocol import Ended
 from forebay.worker.ground.held import job_of
 from forebay.worker.run._flow import Unwound
+from forebay.worker.run._step_values import unkept
 
 if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
@@ -45,8 +45,7 @@ async def callback_item(kind: Kind, held: HeldJob, group: str, store: StepStore)
     Raises:
         Unwound: the other jobs have not all ended.
         ChildrenDied: some died, and the callback was not to collect.
-        StepTooLarge: a result was not kept.
-        StepRefused: the results are past retention, or do not fit the handler.
+        StepRefused: the results are past retention, do not fit the handler, or one was not kept.
     """
     names = kind.arguments.names
     wanted = [name for name in GIVEN_TO_CALLBACKS if names is None or name in names]
@@ -73,7 +72,7 @@ def _result(end: Gathered) -> Any:
     if end.outcome != "done":
         return None
     if end.problem is not None:
-        raise StepTooLarge(_STEP, f"job {end.job_id} returned {end.problem}")
+        raise unkept(_STEP, end)
     return None if end.value is None else msgspec.json.decode(end.value)
 
 

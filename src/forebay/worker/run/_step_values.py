@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.ops.enqueue import Call as JobCall
+    from forebay.ops.flows import Gathered
 
 #: Checkpoints of a flow, bytes of one as JSON, and of all: each attempt reads them.
 STEPS_MOST: Final = 10_000
@@ -115,6 +116,16 @@ def encoded(step: str, result: Any) -> Json:
     if size > STEP_BYTES_MOST:
         raise StepTooLarge(step, f"its result has {size} bytes, the limit is {STEP_BYTES_MOST}")
     return found
+
+
+def unkept(step: str, end: Gathered) -> StepRefused:
+    """Return the error of a gather one of whose jobs has ended well without a kept result."""
+    return StepRefused(
+        step,
+        f"has no result of job {end.job_id}: {end.problem}",
+        hint="Return what JSON can hold, and not more than result_bytes_max: for example the key "
+        "of a row that has the data.",
+    )
 
 
 def result_of(found: Checkpoint, as_type: Any) -> Any:

@@ -23,7 +23,6 @@ from forebay.errors import (
     LeaseLost,
     StepFailed,
     StepRefused,
-    StepTooLarge,
     UnknownBatch,
     WaitTaken,
     WaitTimeout,
@@ -49,6 +48,7 @@ from forebay.worker.run._step_values import (
     shown_step,
     text_of,
     time_of,
+    unkept,
     until_in,
 )
 from forebay.worker.run.endings import error_record
@@ -353,7 +353,7 @@ class Verbs:
                 results.append(JobDied(end.job_id, reason=end.problem or end.outcome))
                 continue
             if end.problem is not None:
-                raise StepTooLarge(shown_name, f"job {end.job_id} returned {end.problem}")
+                raise unkept(shown_name, end)
             kind = getattr(given[place], "kind", None) if place < len(given) else None
             if kind not in types:
                 types[kind] = self._type_of_kind(name, kind)
