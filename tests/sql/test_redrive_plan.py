@@ -5,7 +5,7 @@ import json
 import pytest
 
 from forebay import Client
-from forebay.errors import InvalidJob
+from forebay.errors import InvalidJob, JobsChanged
 from forebay.ops import dead
 from tests.support.engine import (
     Reader,
@@ -14,6 +14,7 @@ from tests.support.engine import (
     enqueue_many,
     one,
     open_group,
+    shift_clock,
     sqlstate,
 )
 
@@ -63,6 +64,58 @@ def test_a_token_redrives_exactly_the_counted_dead_letters(database, conn):
     assert one(conn, REDRIVE, token) == 0
     redriven = "select count(*) from forebay.dead_letter where redriven_at is not null"
     assert one(conn, redriven) == 3
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_jumps_changes_nothing_for_a_token(database, conn, hours):
+    """
+    Between an earlier redrive and the dry run, between the dry run and the act, and then again.
+    """
+    die(database, conn, 5)
+    shift_clock(conn, 3600 * -hours)
+    conn.execute("select forebay.redrive((select min(dead_id) from forebay.dead_letter))")
+    shift_clock(conn)
+    token, jobs = conn.execute(PLAN).fetchone()
+    assert jobs == 4
+    shift_clock(conn, 3600 * hours)
+    step = REDRIVE.replace("token", "step => 2, token")
+    assert [one(conn, step, token) for _ in range(3)] == [2, 2, 0]
+    counts = "select array_agg(count order by event_id) from forebay.event"
+    assert one(conn, f"{counts} where act = 'dead.redrive'") == [1, 4]
+
+
+def test_a_redrive_without_a_token_plans_again(database, conn, monkeypatch):
+    """
+    Others redrive or delete dead letters between its dry run and its steps, and it has no token of
+    the caller's that they could spoil.
+    """
+    die(database, conn, 5)
+    client = Client(database)
+    run = dead.RedriveSteps.operations
+    others = iter(["redrive", "delete", "redrive"])
+
+    def meanwhile(steps):
+        letters = "from forebay.dead_letter where redriven_at is null"
+        match next(others, None):
+            case "delete":
+                conn.execute(
+                    f"delete from forebay.dead_letter where dead_id = (select max(dead_id) {letters})"
+                )
+            case "redrive":
+                # It had drawn its number before the dry run.
+                conn.execute(
+                    "update forebay.dead_letter set redriven_at = now(), redriven_as = 1"
+                    f" where dead_id = (select max(dead_id) {letters})"
+                )
+        yield from run(steps)
+
+    monkeypatch.setattr(dead.RedriveSteps, "operations", meanwhile)
+    assert client.redrive_matching(queue="mail", limit=9) == 2
+    assert next(others, None) is None
+    with pytest.raises(JobsChanged):
+        others = iter(["delete"] * 99)
+        die(database, conn, 20)
+        client.redrive_matching(queue="mail")
 
 
 def test_an_interrupted_redrive_is_finished_by_the_same_call(database, conn, monkeypatch):

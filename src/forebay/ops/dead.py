@@ -23,6 +23,9 @@ REASONS: Final[tuple[str, ...]] = get_args(Reason)
 #: Dead letters of one step of a redrive.
 _STEP: Final = 1000
 
+#: Plans of one redrive without a token of the caller's, while others change what it plans.
+_PLANS_MOST: Final = 10
+
 
 class DeadFilter(TypedDict, total=False):
     """Which dead letters: those for which every given condition holds.
@@ -199,10 +202,23 @@ class RedriveSteps:
     token: str | None
     at_once: bool
     redriven: int = 0
+    plans: int = 0
+
+    def plan(self) -> Operation[RedrivePlan]:
+        """Return the call that plans what is left."""
+        self.plans += 1
+        return plan_redrive(self.which, self._left(), self.to_group)
+
+    def may_plan_again(self) -> bool:
+        """Whether another plan may be tried, since others changed what the last one counted."""
+        return self.plans < _PLANS_MOST
+
+    def _left(self) -> int | None:
+        return None if self.limit is None else max(0, self.limit - self.redriven)
 
     def operations(self) -> Iterator[Operation[int]]:
         """Yield the call of each step; its result is the number of dead letters so far."""
-        params = _redrive_params(self.which, self.limit, self.to_group)
+        params = _redrive_params(self.which, self._left(), self.to_group)
         step = None if self.at_once else _STEP
         call = {**params, "token": self.token, "step": step}
         while True:

@@ -8,6 +8,7 @@ from typing import Literal, Unpack
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
+from forebay.errors import JobsChanged
 from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, PurgePlan, RedrivePlan
 from forebay.ops import dead
 
@@ -121,11 +122,27 @@ class AsyncDeadLetters(AsyncClientBase):
 
         Raises:
             JobsChanged: dead letters of the token were deleted, or others match; none was redriven.
+                Without a token, only if others change them in each of ten attempts.
             GroupNotFound: a queue has no group ``to_group``; nothing of this step was redriven.
         """
-        if token is None and conn is None:
-            token = (await self._run(None, dead.plan_redrive(which, limit, to_group))).token
-        steps = dead.RedriveSteps(which, limit, to_group, token, at_once=conn is not None)
+        if token is not None or conn is not None:
+            steps = dead.RedriveSteps(which, limit, to_group, token, at_once=conn is not None)
+            return await self._redrive(steps, progress, conn)
+        steps = dead.RedriveSteps(which, limit, to_group, None, at_once=False)
+        while True:
+            steps.token = (await self._run(None, steps.plan())).token
+            try:
+                return await self._redrive(steps, progress, None)
+            except JobsChanged:  # Others redrive or delete some of them at the same time.
+                if not steps.may_plan_again():
+                    raise
+
+    async def _redrive(
+        self,
+        steps: dead.RedriveSteps,
+        progress: Callable[[int], object] | None,
+        conn: AsyncConnection | None,
+    ) -> int:
         for operation in steps.operations():
             redriven = await self._run(conn, operation)
             if progress is not None:

@@ -9,6 +9,7 @@ from typing import Literal, Unpack
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
+from forebay.errors import JobsChanged
 from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, PurgePlan, RedrivePlan
 from forebay.ops import dead
 
@@ -122,11 +123,27 @@ class DeadLetters(ClientBase):
 
         Raises:
             JobsChanged: dead letters of the token were deleted, or others match; none was redriven.
+                Without a token, only if others change them in each of ten attempts.
             GroupNotFound: a queue has no group ``to_group``; nothing of this step was redriven.
         """
-        if token is None and conn is None:
-            token = (self._run(None, dead.plan_redrive(which, limit, to_group))).token
-        steps = dead.RedriveSteps(which, limit, to_group, token, at_once=conn is not None)
+        if token is not None or conn is not None:
+            steps = dead.RedriveSteps(which, limit, to_group, token, at_once=conn is not None)
+            return self._redrive(steps, progress, conn)
+        steps = dead.RedriveSteps(which, limit, to_group, None, at_once=False)
+        while True:
+            steps.token = (self._run(None, steps.plan())).token
+            try:
+                return self._redrive(steps, progress, None)
+            except JobsChanged:  # Others redrive or delete some of them at the same time.
+                if not steps.may_plan_again():
+                    raise
+
+    def _redrive(
+        self,
+        steps: dead.RedriveSteps,
+        progress: Callable[[int], object] | None,
+        conn: SyncConnection | None,
+    ) -> int:
         for operation in steps.operations():
             redriven = self._run(conn, operation)
             if progress is not None:

@@ -23,7 +23,8 @@
 --
 -- Inside: Invariant "a token is a set": the token has a digest of the dead letters that the dry run
 -- counted. Those that were redriven since belong to it and are left alone; if one was deleted, or
--- another one came, the token is refused.
+-- another one came, the token is refused. What came since is told by numbers, not by a clock, which
+-- may go back.
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
@@ -37,7 +38,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group, endpoint);
-    v_seen   constant text[] := regexp_match(token, E'^\\d{1,18}-((\\d{1,18})-(\\d{1,18}))-');
+    v_seen   constant text[] := regexp_match(token, E'^\\d{1,18}-((\\d{1,18})-(\\d{1,18})-(\\d{1,18}))-');
     v_found  record;
     v_id     bigint;
     v_count  bigint := 0;
@@ -58,7 +59,7 @@ begin
         -- The steps of a token are one event.
         update forebay.event e set count = e.count + v_count
         where e.event_id = (select max(i.event_id) from forebay.event i
-                            where i.at >= to_timestamp(v_seen[3]::bigint / 1e6) and i.act = 'dead.redrive' and i.role = session_user
+                            where i.event_id > v_seen[4]::bigint and i.act = 'dead.redrive' and i.role = session_user
                               and i.new ->> 'token' = token);
         if not found then
             perform forebay._record_event('dead.redrive', queue, group_name, kind, p_count => v_count,
@@ -84,11 +85,12 @@ as $$
 declare
     v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group, endpoint);
     v_last   constant bigint := coalesce((select max(d.dead_id) from forebay.dead_letter d), 0);
-    v_at     constant bigint := extract(epoch from forebay._now()) * 1e6;
+    v_seen   constant text := concat_ws('-', v_last, coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+                                        coalesce(pg_sequence_last_value('forebay.event_event_id_seq'), 0));
     v_digest numeric;
 begin
     select m.jobs, m.oldest_at, m.newest_at, m.digest into jobs, oldest_at, newest_at, v_digest from forebay._matching_dead(v_filter, v_last, null) m;
-    token := forebay._token(jobs, concat_ws('-', v_last, v_at), jsonb_build_array('redrive', v_filter, v_digest));
+    token := forebay._token(jobs, v_seen, jsonb_build_array('redrive', v_filter, v_digest));
 end
 $$;
 
@@ -107,10 +109,10 @@ as $$
 $$;
 
 
--- The dead letters up to a number that match a filter and can be redriven, or could at a time in microseconds, the oldest jobs first; and a
--- digest of them.
+-- The dead letters up to a number that match a filter and can be redriven, or could when p_seq was the last number of a job, the oldest
+-- jobs first; and a digest of them.
 create function forebay._matching_dead(
-    p_filter jsonb, p_last bigint, p_at bigint, out dead_ids bigint[], out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz, out digest numeric)
+    p_filter jsonb, p_last bigint, p_seq bigint, out dead_ids bigint[], out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz, out digest numeric)
 language sql stable
 -- planner: in order
 as $$
@@ -118,7 +120,7 @@ as $$
     from (select d.dead_id, d.died_at
           from forebay.dead_letter d
           join forebay.queue_group g on g.group_id = d.group_id
-          where (d.redriven_at is null or d.redriven_at >= to_timestamp(p_at / 1e6)) and g.closing_at is null and d.dead_id <= p_last
+          where (d.redriven_at is null or d.redriven_as > p_seq) and g.closing_at is null and d.dead_id <= p_last
             and (p_filter ->> 'queue' is null or d.queue = p_filter ->> 'queue')
             and (p_filter ->> 'kind' is null or d.kind = p_filter ->> 'kind')
             and (p_filter ->> 'reason' is null or d.reason = p_filter ->> 'reason')
