@@ -98,9 +98,8 @@ def test_a_redrive_without_a_token_plans_again(database, conn, monkeypatch):
         letters = "from forebay.dead_letter where redriven_at is null"
         match next(others, None):
             case "delete":
-                conn.execute(
-                    f"delete from forebay.dead_letter where dead_id = (select max(dead_id) {letters})"
-                )
+                last = f"(select max(dead_id) {letters})"
+                conn.execute(f"delete from forebay.dead_letter where dead_id = {last}")
             case "redrive":
                 # It had drawn its number before the dry run.
                 conn.execute(
