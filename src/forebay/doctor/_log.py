@@ -506,7 +506,7 @@ def _worker_remedy(queue: str) -> str:
 
 _OVERDUE_SQL: Final = """
 select m.data operator(pg_catalog.->) 'overdue', (m.data operator(pg_catalog.->>) 'at')::float8,
-       exists (select from forebay.ticks() t where t.expected_by > clock_timestamp())
+       exists (select from forebay.ticks() t where t.alone and t.expected_by > clock_timestamp())
 from (select forebay.measurements(60, false) as data) m
 """
 

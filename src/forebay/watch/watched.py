@@ -108,13 +108,13 @@ class Watched:
 
     def any_tick_seconds(self) -> float:
         """Return how long due jobs may wait for the next tick: each makes those of all queues
-        ready.
+        ready, as any worker that stays does.
         """
         return max(
             (
                 tick["expected_by"] - tick["ended_at"]
                 for tick in self.data["ticks"]
-                if tick["expected_by"] > self.at
+                if tick["expected_by"] > self.at and tick["alone"]
             ),
             default=0.0,
         )

@@ -18,7 +18,7 @@ as $$
     from (select max(i.checked_at) as checked_at from forebay.alert_check i) c
     where c.checked_at < forebay._now() - interval '3 minutes'
           -- A tick checks them, too.
-          and not exists (select from forebay.ticks() t where t.expected_by > forebay._now())
+          and not exists (select from forebay.ticks() t where t.alone and t.expected_by > forebay._now())
        or c.checked_at is null and not exists (select from forebay.schema_migration m where m.applied_at > forebay._now() - interval '1 hour')
     union all
     (select a.code, a.subject, a.group_name, a.severity, a.problem, a.hint, a.since, a.fired_at

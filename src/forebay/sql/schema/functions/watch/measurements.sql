@@ -45,7 +45,7 @@ begin
         'overdue', forebay._measured_overdue(v_now),
         'workers', forebay._measured_workers(v_now),
         'ticks', (select coalesce(jsonb_agg(jsonb_build_object(
-                             'group', t.group_name, 'queues', t.queues, 'schedules', t.schedules,
+                             'group', t.group_name, 'queues', t.queues, 'schedules', t.schedules, 'alone', t.alone,
                              'ended_at', extract(epoch from t.ended_at), 'expected_by', extract(epoch from t.expected_by))
                          order by t.ended_at desc), '[]') from forebay.ticks() t),
         'lost_workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', e.worker, 'ended_at', extract(epoch from e.ended_at), 'kinds', e.kinds)
