@@ -10,5 +10,8 @@ RUNNING: Final[ContextVar[tuple[int, str | None] | None]] = ContextVar(
     "forebay_running", default=None
 )
 
+#: With this begin the headers that the library sets: what a job is a part of.
+OWN_HEADERS: Final = "forebay-"
+
 #: The header of a job that names its parent: an id, or JSON if a gather waits for it.
 PARENT_HEADER: Final = "forebay-parent"

@@ -5,7 +5,7 @@ import pytest
 
 import forebay
 from forebay.errors import InvalidJob
-from tests.support.engine import enqueue, one, sqlstate
+from tests.support.engine import enqueue, one, sqlstate, state
 from tests.support.fix_worker import run_retries
 
 pytestmark = pytest.mark.anyio
@@ -104,6 +104,32 @@ async def test_a_full_set_of_headers_is_left_as_it_is(app, conn):
     parent.enqueue(conn)
     await run_retries(app, conn)
     assert [parent for parent, _ in made(conn, "child")] == [None, None]
+
+
+async def test_headers_that_are_passed_on_make_no_job_a_part_of_anything(app, conn):
+    """
+    A callback, a child and what they enqueue: the names of the library are of one job.
+    """
+
+    @app.job()
+    def plain() -> None: ...
+
+    @app.job()
+    def child(ctx: forebay.Context) -> None:
+        plain.using(headers=dict(ctx.job.headers) | {"mine": "1"}).enqueue(conn)
+
+    @app.job()
+    def whole(ctx: forebay.Context) -> None:
+        plain.using(headers=ctx.job.headers).enqueue(conn)
+
+    job = forebay.gather(conn, child.calls([{}]), then=whole)
+    await run_retries(app, conn)
+    jobs = "select array_agg(seq order by seq) from forebay.log where kind = "
+    assert [state(conn, each) for each in one(conn, f"{jobs} 'plain'")] == ["done", "done"]
+    ran = [parent for parent, _ in made(conn, "plain")]
+    assert ran == [*one(conn, f"{jobs} 'child'"), job]
+    kept = "select array_agg(distinct k order by k) from forebay.log, jsonb_object_keys(headers) k"
+    assert one(conn, f"{kept} where kind = 'plain'") == ["forebay-parent", "mine"]
 
 
 def found(app, job):

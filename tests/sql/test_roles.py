@@ -190,6 +190,19 @@ def test_each_role_may_call_what_it_needs(database, conn):
         assert sqlstate(reader, "update forebay.setting set value = '1'") == "42501"
 
 
+def test_an_operator_chooses_arguments_through_schedules_subjects_and_signals(database, conn):
+    """It enqueues nothing directly; what it may create makes jobs. The page of security says so."""
+    with acting_as(database, "forebay_operator") as operator:
+        assert sqlstate(operator, "select forebay.enqueue('work')") == "42501"
+        operator.execute(
+            "select forebay.create_schedule('s', 'work', every => '1 h', args => '{\"n\": 1}')"
+        )
+        operator.execute("select forebay.run_schedule('s')")
+        operator.execute("select forebay.push_subject('work', 'x', '{\"n\": 2}')")
+        operator.execute("select forebay.signal('approval', 'y', '3')")
+    assert one(conn, "select array_agg(args ->> 'n' order by seq) from forebay.log") == ["1", "2"]
+
+
 def test_a_stranger_gets_nowhere(database):
     """A role without any grant cannot even name the schema's objects."""
     with acting_as(database) as somebody:

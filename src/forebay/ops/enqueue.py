@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from forebay._family import PARENT_HEADER, RUNNING
+from forebay._family import OWN_HEADERS, PARENT_HEADER, RUNNING
 from forebay.errors import EnqueueError, InvalidJob, shown
 from forebay.model import JobId, JobOptions, checks
 from forebay.model.options import KEPT_OPTION_NAMES, OPTION_NAMES
@@ -114,12 +114,15 @@ def enqueue(call: Call) -> Operation[JobId]:
 def in_family(options: JobOptions, parent: tuple[int, str | None]) -> JobOptions:
     """Return the options of a job with what it has from the job whose handler enqueues it.
 
+    Headers of the library are of one job: those of the running job, passed on, are left out.
+
     Args:
         options: as given; a correlation id there counts.
         parent: id and correlation id of that job.
     """
     job_id, correlation_id = parent
-    headers = options.headers or {}
+    given = options.headers or {}
+    headers = {name: text for name, text in given.items() if not name.startswith(OWN_HEADERS)}
     # A header more must not make an enqueue fail.
     if len(headers) < checks.HEADERS_COUNT_MAX and (
         not headers or len(_json(headers).encode()) < checks.HEADERS_BYTES_MAX - 100
