@@ -109,7 +109,9 @@ as $$
                 where i.group_id = l.group_id and i.lane = l.lane and i.lease_id is not null order by i.no desc limit 100) n
             join forebay.settlement s on s.lease_id = n.lease_id and s.claim_no = n.claim_no
             cross join lateral (
-                select case when s.outcomes is not null then (select count(*) from unnest(s.outcomes) o where o = 'd')
+                -- Of an older one it matters whether there is any.
+                select case when s.outcomes is not null and s.settled_at > p_since then cardinality(array_positions(s.outcomes, 'd'))
+                            when s.outcomes is not null then (array_position(s.outcomes, 'd') is not null)::integer
                             when s.offsets is not null then cardinality(s.offsets) else n.jobs end as jobs) d
             where d.jobs > 0) b
         group by b.group_id),
