@@ -1,6 +1,7 @@
 """The pages of the console: what each answers, and what no page lets happen."""
 
 import asyncio
+import gc
 import html
 import json
 import math
@@ -673,3 +674,37 @@ def test_the_page_of_a_queue_says_why_it_does_not_move(conn, browse):
     assert "Paused: no worker takes its jobs until it is resumed" in paused
     for page in (unserved, paused):
         assert "no problem is known" not in page
+
+
+@pytest.mark.anyio
+async def test_a_count_beside_the_sample_that_fails_is_no_error_of_the_log(
+    database, monkeypatch, caplog
+):
+    """
+    The database went away while a backlog was counted: the next sample asks for the count again.
+    """
+    asked = []
+
+    async def fail(dsn):
+        asked.append(dsn)
+        raise DatabaseUnavailable("it is away")
+
+    monkeypatch.setattr("forebay.console._source.count_each_backlog", fail)
+    source = Source("main", database)
+    run = source._sampler.run
+
+    async def slow_once(operation):
+        source._sampler.run = run
+        raise ReadTooSlow("it took too long")
+
+    try:
+        for _ in range(2):
+            source._sampler.run = slow_once
+            await source._read_measurements()
+            await wait_for_async(lambda: source._counting.done())
+            source._counting = None
+            gc.collect()
+    finally:
+        await source.close()
+    assert asked == [source.address] * 2
+    assert "never retrieved" not in caplog.text

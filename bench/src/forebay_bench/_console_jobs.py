@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: Jobs of one call.
 BATCH: Final = 10_000
 
+#: Jobs of one claim: more than a worker claims at a time.
+_CLAIM: Final = 1_000
+
 _KINDS: Final = 200
 
 _ENQUEUE: Final = """
@@ -65,7 +68,7 @@ def fill(dsn: str, jobs: int, queues: int, progress: Callable[[str], None]) -> d
 
 def _end_batch(log: Log, lane: protocol.ReadyLane) -> int:
     """Claim from a lane and end the jobs; return how many there were."""
-    claim_no, taken = log.claim_lane(BATCH, lane.lane, lane.group_id)
+    claim_no, taken = log.claim_lane(_CLAIM, lane.lane, lane.group_id)
     if not taken:
         return 0
     flush = protocol.Flush(claim_no, 1, done=[])

@@ -70,6 +70,9 @@ _MIRRORS: Final = 10
 #: Rows of the log that one page of a search reads: some hundredths of a second.
 _BUDGET: Final = 50_000
 
+#: The same where a text is looked for in each of them.
+_TEXT_BUDGET: Final = 15_000
+
 #: Jobs whose state one page of a search asks for: as long.
 _STATES: Final = 100
 
@@ -271,7 +274,7 @@ async def _jobs(source: Source, request: Request) -> Facts:
             contains=contains,
             limit=ROWS,
             before=whole_in(request, "before"),
-            budget=_BUDGET,
+            budget=_TEXT_BUDGET if contains else _BUDGET,
             states=_STATES,
         )
     )
@@ -459,7 +462,7 @@ async def _endpoint(source: Source, request: Request) -> Facts:
             contains=None,
             limit=20,
             before=None,
-            budget=_BUDGET,
+            budget=_TEXT_BUDGET if contains else _BUDGET,
         )
     )
     return {

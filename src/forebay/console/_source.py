@@ -393,5 +393,9 @@ class Source:
         except ReadTooSlow:
             # A backlog that no worker has counted is counted beside: bounded, queue by queue.
             if self._counting is None or self._counting.done():
-                self._counting = asyncio.create_task(count_each_backlog(self._reader.address))
+                self._counting = asyncio.create_task(self._count())
             return await self._sampler.run(operations.measurements_with_keys(0))
+
+    async def _count(self) -> None:
+        with contextlib.suppress(ForebayError):  # the next sample asks for it again
+            await count_each_backlog(self._reader.address)

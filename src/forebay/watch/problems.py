@@ -78,9 +78,7 @@ def _is_unchecked(data: Mapping[str, Any]) -> bool:
     if data["checked_at"] is None:
         return bool(data["at"] - (data["installed_at"] or data["at"]) > NEW_SECONDS)
     # A tick checks them, too.
-    is_expected = any(
-        tick["alone"] and tick["expected_by"] > data["at"] for tick in data["ticks"]
-    )
+    is_expected = any(tick["alone"] and tick["expected_by"] > data["at"] for tick in data["ticks"])
     return bool(data["at"] - data["checked_at"] > CHECKED_SECONDS and not is_expected)
 
 
