@@ -154,7 +154,8 @@ def prepare(conn) -> None:
 #: Jobs of one call: 200 kinds in 1,000 queues, which no worker serves.
 MANY = """
 select cardinality(forebay.enqueue_many(jsonb_agg(jsonb_build_object(
-    'kind', 'bulk_' || i %% 200, 'queue', 'bulk_' || i %% 1000, 'args', jsonb_build_object('i', i)))))
+    'kind', 'bulk_' || i %% 200, 'queue', 'bulk_' || i %% 1000,
+    'args', jsonb_build_object('i', i)))))
 from generate_series(%s::bigint, %s::bigint) i
 """
 

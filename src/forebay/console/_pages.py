@@ -462,7 +462,7 @@ async def _endpoint(source: Source, request: Request) -> Facts:
             contains=None,
             limit=20,
             before=None,
-            budget=_TEXT_BUDGET if contains else _BUDGET,
+            budget=_BUDGET,
         )
     )
     return {
