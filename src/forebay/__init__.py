@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from forebay.model.middleware import Attempt, Middleware, NewJob
     from forebay.model.schedules import Schedule, Scheduled, ScheduleDifference
     from forebay.model.subjects import SubjectResult, SubjectRun, SubjectStatus, UpgradeProgress
+    from forebay.model.typed_context import AsyncContext, PlainContext
     from forebay.ops.enqueue import Call
     from forebay.policy.key_breaker import Breaker
     from forebay.policy.retry import RetryPolicy
@@ -61,6 +62,7 @@ __all__ = [
     "Again",
     "App",
     "AsyncClient",
+    "AsyncContext",
     "Attempt",
     "AttemptEnded",
     "BackfillPlan",
@@ -94,6 +96,7 @@ __all__ = [
     "NewJob",
     "Once",
     "Outcome",
+    "PlainContext",
     "Queue",
     "QueueDifference",
     "Replace",
@@ -169,6 +172,7 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
             "SubjectStatus",
             "UpgradeProgress",
         ),
+        "forebay.model.typed_context": ("AsyncContext", "PlainContext"),
         "forebay.ops.enqueue": ("Call",),
         "forebay._actor": ("acting_as",),
         "forebay.policy.key_breaker": ("Breaker",),

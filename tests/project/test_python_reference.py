@@ -25,7 +25,9 @@ CLASSES = [
     name
     for name in forebay.__all__
     # The tables of the client are made from its methods.
-    if inspect.isclass(getattr(forebay, name)) and name not in ("Client", "AsyncClient")
+    if inspect.isclass(getattr(forebay, name))
+    # Those two contexts are another one at run time.
+    and name not in ("Client", "AsyncClient", "AsyncContext", "PlainContext")
 ]
 
 

@@ -14,6 +14,7 @@ from forebay.model.context import Context, TransactionContext
 T = TypeVar("T")
 R = TypeVar("R")
 C = TypeVar("C")
+X = TypeVar("X", bound=Context)
 
 
 class JobDecorator(Protocol):
@@ -21,8 +22,8 @@ class JobDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Context, Q], R], /
-    ) -> Handler[Concatenate[Context, Q], Q, R]: ...
+        self, function: Callable[Concatenate[X, Q], R], /
+    ) -> Handler[Concatenate[X, Q], Q, R]: ...
 
     @overload
     def __call__(
@@ -45,8 +46,8 @@ class BatchDecorator(Protocol):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a handler with any context has items of one type
-        self, function: Callable[[Context, list[Job]], R], /
-    ) -> Handler[[Context, list[Job]], ..., R]: ...
+        self, function: Callable[[X, list[Job]], R], /
+    ) -> Handler[[X, list[Job]], ..., R]: ...
 
     @overload
     def __call__(
@@ -58,8 +59,8 @@ class BatchDecorator(Protocol):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # as above
-        self, function: Callable[[Context, list[Raw]], R], /
-    ) -> Handler[[Context, list[Raw]], ..., R]: ...
+        self, function: Callable[[X, list[Raw]], R], /
+    ) -> Handler[[X, list[Raw]], ..., R]: ...
 
     @overload
     def __call__(
@@ -70,9 +71,7 @@ class BatchDecorator(Protocol):
     def __call__(self, function: Callable[[list[T]], R], /) -> Handler[[list[T]], [T], R]: ...
 
     @overload
-    def __call__(
-        self, function: Callable[[Context, list[T]], R], /
-    ) -> Handler[[Context, list[T]], [T], R]: ...
+    def __call__(self, function: Callable[[X, list[T]], R], /) -> Handler[[X, list[T]], [T], R]: ...
 
     @overload
     def __call__(

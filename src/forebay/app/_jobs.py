@@ -37,6 +37,7 @@ from forebay.policy.retry import RetryPolicy, as_policy
 
 R = TypeVar("R")
 C = TypeVar("C")
+X = TypeVar("X", bound=Context)
 F = TypeVar("F", bound=Callable[[], Any])
 
 BATCH_SIZE_DEFAULT: Final = 100
@@ -127,8 +128,8 @@ class Jobs(JobsQueues, JobsSchedules, JobsSubjects, JobsEvents, JobsProducing):
 
     @overload
     def job(
-        self, function: Callable[Concatenate[Context, Q], R], /
-    ) -> Handler[Concatenate[Context, Q], Q, R]: ...
+        self, function: Callable[Concatenate[X, Q], R], /
+    ) -> Handler[Concatenate[X, Q], Q, R]: ...
 
     @overload
     def job(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 R_co = TypeVar("R_co", covariant=True)
 C = TypeVar("C")
+X = TypeVar("X", bound=Context)
 
 EVERY_SECONDS_MAX: Final = 100 * 360 * 86_400
 
@@ -335,8 +336,8 @@ class SubjectDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Context, Q], R_co], /
-    ) -> SubjectHandler[Concatenate[Context, Q], Q, R_co]: ...
+        self, function: Callable[Concatenate[X, Q], R_co], /
+    ) -> SubjectHandler[Concatenate[X, Q], Q, R_co]: ...
 
     @overload
     def __call__(

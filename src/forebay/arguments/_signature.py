@@ -360,6 +360,10 @@ def arguments_of(
     return BatchItem(kind, item), takes_context, carries
 
 
+#: The names of contexts that a module may import for type checkers only.
+_CONTEXTS: Final = {"AsyncContext", "Context", "PlainContext", "TransactionContext"}
+
+
 def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
     annotation = parameter.annotation
     if annotation is _EMPTY:
@@ -369,7 +373,7 @@ def _is_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> b
     except (NameError, AttributeError, TypeError, SyntaxError):
         # Imported only for type checkers: decide by the name.
         bare = annotation.partition("[")[0] if isinstance(annotation, str) else ""
-        return bare.split(".")[-1] in {"Context", "TransactionContext"}
+        return bare.split(".")[-1] in _CONTEXTS
     return getattr(typing.get_origin(hint) or hint, CONTEXT_ATTRIBUTE, False) is True
 
 

@@ -331,3 +331,48 @@ async def subjects(
         crawl.push_many(conn, [("a", {"url": "x"}), "b", crawl.item("c", "x")]),
         list[forebay.SubjectResult],
     )
+
+
+class Line(msgspec.Struct):
+    sku: str
+
+
+def price(sku: str) -> int:
+    return len(sku)
+
+
+async def ship(sku: str) -> Line:
+    return Line(sku)
+
+
+def reserve(conn: object, sku: str) -> Line:
+    return Line(sku)
+
+
+@app.job
+async def order(ctx: forebay.AsyncContext, sku: str) -> int:
+    assert_type(await ctx.step("price", price, sku), int)
+    assert_type(await ctx.step("ship", ship, sku, key=1), Line)
+    assert_type(await ctx.once("reserve", reserve, sku), Line)
+    assert_type(await ctx.wait("approval", as_type=Line), Line)
+    await ctx.sleep("rest", 5)
+    async for each in ctx.each("lines", ["a"], key=str):
+        assert_type(each, str)
+    assert_type(await ctx.done("price"), bool)
+    return await ctx.step("price again", price, sku)
+
+
+@app.job
+def plain_order(ctx: forebay.PlainContext, sku: str) -> int:
+    assert_type(ctx.once("reserve", reserve, sku), Line)
+    assert_type(ctx.wait("approval", as_type=Line), Line)
+    for each in ctx.each("lines", ["a"], key=str):
+        assert_type(each, str)
+    assert_type(ctx.done("price"), bool)
+    assert_type(ctx.gather("prices", []), list[Any])
+    return ctx.step("price", price, sku)
+
+
+def orders(conn: psycopg.Connection[Any]) -> None:
+    order.enqueue(conn, "a")
+    plain_order.enqueue(conn, sku="a")

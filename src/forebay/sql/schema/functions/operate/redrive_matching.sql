@@ -23,8 +23,8 @@
 --
 -- Inside: Invariant "a token is a set": the token has a digest of the dead letters that the dry run
 -- counted. Those that were redriven since belong to it and are left alone; if one was deleted, or
--- another one came, the token is refused. What came since is told by numbers, not by a clock, which
--- may go back.
+-- another one came, the token is refused. Numbers say what came since, not a clock, which may go
+-- back.
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
