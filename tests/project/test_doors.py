@@ -32,7 +32,8 @@ NO_DOORS = {
     "the clients have a test of their own": {"Client", "AsyncClient"},
     "the library makes it": {
         "Attempt", "AttemptEnded", "BackfillPlan", "BackfillProgress", "Call", "ChangePlan",
-        "AsyncContext", "ChangeResult", "Context", "PlainContext", "Handler", "Job", "JobHandle", "JobId", "LostWorker",
+        "AsyncContext", "ChangeResult", "Context", "Handler", "Job", "JobHandle", "JobId",
+        "LostWorker", "PlainContext",
         "NewJob", "Queue", "QueueDifference", "ScheduleDifference", "Scheduled", "SubjectHandler",
         "SubjectResult", "SubjectRun", "SubjectStatus", "TransactionContext", "UpgradeProgress",
         "mirror.Alert", "mirror.AuditRecord", "mirror.Checksum", "mirror.MirrorFacts",
