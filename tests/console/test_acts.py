@@ -1,5 +1,6 @@
 """Acts in the console: who may do which, what is shown before, and what a foreign site cannot."""
 
+import asyncio
 import html
 import re
 from datetime import UTC, datetime, timedelta
@@ -486,3 +487,17 @@ def test_an_operator_acts(login, conn):
         assert "Queue mail is paused." in done.text
         found = act(client, act="jobs.cancel_matching", queue="mail")
         wait_for(lambda: "1 cancelled" in client.get(str(found.url)).text)
+
+
+def test_a_preview_that_counts_too_long_says_so(conn, browse, monkeypatch):
+    """The page says what to do, and nothing is left behind: the next preview works."""
+    enqueue(conn, queue="mail")
+    address = "/main/act?act=jobs.cancel_matching&queue=mail"
+    assert browse.get(address).status_code == 200
+    monkeypatch.setattr("forebay.console._web._PLAN_SECONDS", 0.1)
+    monkeypatch.setattr("forebay.AsyncClient.plan_change", lambda *_, **__: asyncio.sleep(60))
+    answer = browse.get(address)
+    assert answer.status_code == 503
+    assert "by more filters" in answer.text
+    monkeypatch.undo()
+    assert browse.get(address).status_code == 200

@@ -231,7 +231,10 @@ class Walk:
         del self.last[:-10]
         if method == "POST":
             self._posted_at = time.monotonic()
-        answer = self._ask(method, address, urlencode(fields) if method == "POST" else None)
+        try:
+            answer = self._ask(method, address, urlencode(fields) if method == "POST" else None)
+        except TimeoutError:
+            raise AssertionError("\n".join(["no answer within a minute", *self.last])) from None
         self.counts[f"{sort} {answer.status}"] += 1
         self._check(answer, method)
         self._page = Read(answer.text)

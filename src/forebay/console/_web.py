@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import getpass
 import hashlib
@@ -159,6 +160,13 @@ _TROUBLE: Final = (
     (ReadRefused, "The database refused", 403),
     (ForebayError, "That does not work", 400),
 )
+
+
+#: How long a person waits for what an act would do: about two million jobs are counted meanwhile.
+_PLAN_SECONDS: Final = 30.0
+
+_TOO_MANY: Final = f"the jobs that match were not counted within {_PLAN_SECONDS:g} s"
+_FEWER: Final = "Choose fewer, by more filters; or use the command line, which shows its progress."
 
 
 def asgi(
@@ -417,7 +425,10 @@ class Console:
         form = dict(request.query_params)
         act = self._act(visit, form)
         try:
-            plan = None if act.plan is None else await act.plan(visit.source.client, form)
+            async with asyncio.timeout(_PLAN_SECONDS):
+                plan = None if act.plan is None else await act.plan(visit.source.client, form)
+        except TimeoutError:
+            return self._failed(visit, ReadTooSlow(_TOO_MANY, hint=_FEWER))
         except Exception as error:
             return self._failed(visit, error)
         fields = {name: form[name] for name in act.fields if form.get(name)}
