@@ -28,7 +28,8 @@ def findings(command, database):
         answer = command("doctor", "--dsn", dsn, "--json")
         found = [item for item in answer.json["findings"] if check in (None, item["check"])]
         worst = min(answer.json["findings"], key=lambda item: Level(item["level"]).rank)
-        assert answer.code == (1 if worst["level"] == "error" else 0)
+        is_blind = any(item["facts"].get("unchecked") for item in answer.json["findings"])
+        assert answer.code == (1 if worst["level"] == "error" else 2 if is_blind else 0)
         assert answer.json["worst"] == worst["level"]
         return found
 
@@ -130,6 +131,24 @@ def test_a_role_without_rights_learns_whom_to_ask(findings, conn, server, databa
     unseen = [item for item in found if "could not be checked" in item["what"]]
     assert {"queues", "workers", "reserve"} <= {item["check"] for item in unseen}
     assert "Run the doctor as a member of forebay_operator or forebay_reader." in text(unseen)
+
+
+@pytest.mark.direct  # logs in as another role
+@pytest.mark.parametrize("member", [None, "forebay_producer"])
+def test_checks_that_could_not_be_made_are_no_success(command, conn, database, member):
+    """They are counted and shown, and the exit code is that of a status that is unknown."""
+    role = f"blind_{os.getpid()}"
+    conn.execute(f"create role {role} login" + (f" in role {member}" if member else ""))
+    try:
+        dsn = f"{database}&options=-c%20role%3D{role}"
+        answer = command("doctor", "--dsn", dsn)
+        status = command("status", "--dsn", dsn)
+    finally:
+        conn.execute(f"drop role {role}")
+    assert answer.code == status.code == 2
+    assert "no problems found" not in answer.out
+    assert "checks could not be made" in answer.out.splitlines()[-1]
+    assert "Run the doctor as a member of forebay_operator or forebay_reader." in answer.out
 
 
 def test_the_doctor_only_reads(findings, conn, database):

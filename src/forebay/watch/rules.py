@@ -23,6 +23,7 @@ from forebay.policy.cron import Timing
 from forebay.policy.retry import human_duration
 from forebay.watch.endpoint_rules import full_text, groups_command
 from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
+from forebay.watch.snapshot_rules import of_snapshot
 from forebay.watch.watched import THRESHOLDS, Watched
 from forebay.watch.write_hints import write_hint
 
@@ -465,14 +466,7 @@ def _of_schedule(
 
 def _of_database(watched: Watched) -> Iterator[Alert]:
     facts = watched.data["database"]
-    held = max(float(facts["snapshot_seconds"]), float(facts["prepared_seconds"]))
-    if watched.exceeds(held, watched.threshold("snapshot_for"), "snapshot"):
-        yield Alert(
-            code="snapshot",
-            problem=f"a transaction has been open for {human_duration(held)}",
-            hint="It keeps dead rows of all tables: `forebay guard` names it, and can end it.",
-            since=watched.instant(watched.at - held),
-        )
+    yield from of_snapshot(watched, facts)
     if watched.exceeds(facts["dead_rows"], watched.threshold("dead_rows_most"), "dead-rows"):
         yield Alert(
             code="dead-rows",
