@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+import forebay
 from forebay.doctor import CHECKS, Level, judge_objects
 from forebay.doctor import _locks as lock_checks
 from forebay.doctor import _server as server_checks
@@ -17,6 +18,7 @@ from forebay.doctor.examine import read_catalog
 from forebay.guard.holders import Holder
 from forebay.sql import expected_catalog, latest_version
 from tests.support.engine import Reader, connect, enqueue, one, small_segments
+from tests.support.fix_worker import run_until_idle
 from tests.support.waiting import wait_for
 
 
@@ -403,14 +405,14 @@ def test_a_copy_of_another_database_waits_for_a_decision(findings, conn):
 @pytest.mark.parametrize(
     ("setting", "level", "said"),
     [
-        ("default_transaction_isolation = 'repeatable read'", "error", "claims are refused"),
+        ("default_transaction_isolation = 'repeatable read'", "notice", "may have to be repeated"),
         ("default_transaction_read_only = on", "error", "nothing can be enqueued"),
         ("statement_timeout = '2s'", "warning", "statement_timeout is 2 s"),
         ("statement_timeout = '1h'", "notice", "statement_timeout is 1 h"),
         ("idle_in_transaction_session_timeout = '1s'", "warning", "idle_in_transaction"),
         ("idle_in_transaction_session_timeout = '5min'", "notice", "if handlers need longer"),
         ("idle_in_transaction_session_timeout = 0", "notice", "let `forebay guard` end such"),
-        ("idle_session_timeout = '30s'", "warning", "idle_session_timeout is 30 s"),
+        ("idle_session_timeout = '30s'", "notice", "idle_session_timeout is 30 s"),
     ],
 )
 def test_session_settings_that_stop_a_worker_are_found(findings, database, setting, level, said):
@@ -422,6 +424,51 @@ def test_session_settings_that_stop_a_worker_are_found(findings, database, setti
     found = findings("timeouts")
     assert level in levels(found)
     assert said in text(found)
+
+
+@pytest.mark.direct  # a database's settings are those of new sessions
+def test_the_remedy_of_a_setting_of_another_role_ends_it(findings, conn):
+    """What is advised for each setting can be run as it stands, and the finding is gone."""
+    role, database = f"Set {os.getpid()}", conn.info.dbname
+    conn.execute(f'create role "{role}" login')
+    try:
+        for place in (f'role "{role}"', f'role "{role}" in database {database}'):
+            for setting, said in (
+                ("default_transaction_isolation = 'serializable'", "may have to be repeated"),
+                ("default_transaction_read_only = on", "neither enqueue nor claim"),
+                ("statement_timeout = '2s'", "handlers, producers and operators"),
+                ("idle_in_transaction_session_timeout = '1s'", "compute longer"),
+                ("synchronous_commit = off", "a crash can undo its commits"),
+            ):
+                conn.execute(f"alter {place} set {setting}")
+                (found,) = [one for one in findings() if f"role {role} in" in one["what"]]
+                assert said in found["what"]
+                conn.execute(found["remedy"][found["remedy"].index("alter ") :])
+                assert f"role {role} in" not in text(findings())
+                conn.execute(f"alter {place} reset all")
+    finally:
+        conn.execute(f'drop role "{role}"')
+
+
+@pytest.mark.direct  # a database's settings are those of new sessions
+@pytest.mark.anyio
+async def test_jobs_run_whatever_isolation_is_the_default(findings, app, conn):
+    """Claims, settlements and transactional handlers: so the doctor names no error."""
+    conn.execute(
+        f"alter database {conn.info.dbname} set default_transaction_isolation = 'serializable'"
+    )
+
+    seen = []
+
+    @app.job(transaction=True)
+    def work(ctx: forebay.Context) -> None:
+        seen.extend(ctx.conn.execute("show transaction_isolation").fetchone())
+
+    work.enqueue(conn)
+    await run_until_idle(app)
+    assert seen == ["serializable"]
+    found = await asyncio.to_thread(findings, "timeouts")
+    assert "error" not in levels(found)
 
 
 @pytest.mark.direct  # a database's settings are those of new sessions
