@@ -24,7 +24,7 @@ def test_no_event_has_a_value_of_a_schedule_or_an_endpoint(conn):
     put_schedule(conn, "hourly", SECRET + "2", {"x-key": SECRET})
     one(conn, "select forebay.drop_schedule('hourly')")
     config = {
-        "url": f"https://x.example:8443/services/{SECRET}?token={SECRET}#{SECRET}",
+        "url": f"https://x.example:8443/services/{SECRET}?token={SECRET}",
         "headers": {"X-K": SECRET},
         "timeout": 20,
     }
