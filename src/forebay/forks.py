@@ -71,7 +71,8 @@ def worker_runs() -> Iterator[None]:
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask a process to end in order.
 
-    SIGHUP tells that the terminal is closed. Who ignores it, as ``nohup`` does, goes on.
+    SIGHUP tells that the terminal is closed. A process that ignores it, as under ``nohup``,
+    continues.
     """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return signal.SIGTERM, signal.SIGINT
