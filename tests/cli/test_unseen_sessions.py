@@ -97,6 +97,19 @@ def test_an_alert_that_holds_stays_while_its_transaction_cannot_be_seen(
     assert over["state"] == "ending"
 
 
+def test_a_lock_whose_age_this_role_may_not_see_is_not_passed(command, least):
+    """It may be held for a second or for an hour: the doctor says that it cannot know."""
+    reader = as_login(least, "least_operator")
+    with connect(least) as holder:
+        # A table that the other checks do not read.
+        holder.execute("begin; lock table forebay.lock_alert in access exclusive mode")
+        found = command("doctor", "--dsn", reader, "--json").json["findings"]
+    (lock,) = [one for one in found if one["check"] == "locks"]
+    assert lock["level"] == "notice"
+    assert "this role may not see for how long" in lock["what"]
+    assert "grant pg_read_all_stats" in lock["remedy"]
+
+
 def problems(command, dsn):
     found = command("status", "--dsn", dsn, "--json").json["problems"]
     return [one for one in found if one["state"] != "noted"]

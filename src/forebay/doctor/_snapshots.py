@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from forebay.doctor._finding import Finding, Level
+from forebay.doctor._locks import GRANT_TO_SEE
 from forebay.guard import holder_query as holders
 from forebay.guard.rules import AGE_LONG
 from forebay.model.text import counted
@@ -52,7 +53,7 @@ def _unseen(found: Sequence[Holder]) -> Finding:
         f"this role may not see since when {counted(len(found), 'session')} "
         f"{'holds a snapshot' if len(found) == 1 else 'hold snapshots'}, the oldest from"
         f" {counted(age, 'transaction')} ago",
-        "As an administrator: grant pg_read_all_stats to the role that runs the doctor.",
+        GRANT_TO_SEE,
         {"unseen": True, "pids": [holder.pid for holder in found], "age": age},
     )
 
