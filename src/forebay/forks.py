@@ -68,15 +68,36 @@ def worker_runs() -> Iterator[None]:
         _this.is_copy = _this.is_copy or was_copy
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask a process to end in order.
+
+    SIGHUP tells that the terminal is closed. A process that ignores it, as under ``nohup``,
+    continues.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return signal.SIGTERM, signal.SIGINT
+    return signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
 @contextlib.contextmanager
-def on_signals(
-    callback: Callable[[signal.Signals], None],
-    numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
-) -> Iterator[None]:
-    """Call ``callback(signal)`` in the running event loop in this block; not for copies."""
-    loop = asyncio.get_running_loop()
+def on_signals(callback: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call ``callback(signal)`` in the running event loop in this block, for each signal that asks
+    to stop; not for copies.
+
+    A SIGHUP that follows another signal is left out: of one terminal that is closed, the kernel
+    and the shell each send one.
+    """
+    loop, numbers = asyncio.get_running_loop(), stop_signals()
+    is_asked = False
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal is_asked
+        if number is not signal.SIGHUP or not is_asked:
+            is_asked = True
+            callback(number)
+
     for number in numbers:
-        loop.add_signal_handler(number, callback, number)
+        loop.add_signal_handler(number, on_signal, number)
     _signals.update(numbers)
     try:
         yield

@@ -1,5 +1,7 @@
 """forebay alerts, forebay thresholds and forebay metrics."""
 
+import os
+
 import pytest
 
 from tests.support.engine import one
@@ -60,3 +62,21 @@ def test_metrics_are_printed(command, database):
     answer = command("metrics", "--dsn", database)
     assert answer.code == 0
     assert "forebay_up 1\n" in answer.out
+
+
+@pytest.mark.direct  # logs in as another role
+def test_metrics_of_a_database_that_cannot_be_read_are_no_success(command, conn, database):
+    """A file collector gets its text, and cron the exit code."""
+    away = "host=127.0.0.1 port=1 dbname=none connect_timeout=1"
+    role = f"stranger_{os.getpid()}"
+    conn.execute(f"create role {role} login")
+    try:
+        for dsn in (away, f"{database}&options=-c%20role%3D{role}"):
+            answer = command("metrics", "--dsn", dsn)
+            assert answer.code == 3
+            assert "\nforebay_up 0\n" in answer.out
+    finally:
+        conn.execute(f"drop role {role}")
+    answer = command("metrics", "--dsn", database)
+    assert answer.code == 0
+    assert "\nforebay_up 1\n" in answer.out

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+import forebay
 from forebay.doctor import CHECKS, Level, judge_objects
 from forebay.doctor import _locks as lock_checks
 from forebay.doctor import _server as server_checks
@@ -17,6 +18,7 @@ from forebay.doctor.examine import read_catalog
 from forebay.guard.holders import Holder
 from forebay.sql import expected_catalog, latest_version
 from tests.support.engine import Reader, connect, enqueue, one, small_segments
+from tests.support.fix_worker import run_until_idle
 from tests.support.waiting import wait_for
 
 
@@ -28,7 +30,8 @@ def findings(command, database):
         answer = command("doctor", "--dsn", dsn, "--json")
         found = [item for item in answer.json["findings"] if check in (None, item["check"])]
         worst = min(answer.json["findings"], key=lambda item: Level(item["level"]).rank)
-        assert answer.code == (1 if worst["level"] == "error" else 0)
+        is_blind = any(item["facts"].get("unchecked") for item in answer.json["findings"])
+        assert answer.code == (1 if worst["level"] == "error" else 2 if is_blind else 0)
         assert answer.json["worst"] == worst["level"]
         return found
 
@@ -130,6 +133,24 @@ def test_a_role_without_rights_learns_whom_to_ask(findings, conn, server, databa
     unseen = [item for item in found if "could not be checked" in item["what"]]
     assert {"queues", "workers", "reserve"} <= {item["check"] for item in unseen}
     assert "Run the doctor as a member of forebay_operator or forebay_reader." in text(unseen)
+
+
+@pytest.mark.direct  # logs in as another role
+@pytest.mark.parametrize("member", [None, "forebay_producer"])
+def test_checks_that_could_not_be_made_are_no_success(command, conn, database, member):
+    """They are counted and shown, and the exit code is that of a status that is unknown."""
+    role = f"blind_{os.getpid()}"
+    conn.execute(f"create role {role} login" + (f" in role {member}" if member else ""))
+    try:
+        dsn = f"{database}&options=-c%20role%3D{role}"
+        answer = command("doctor", "--dsn", dsn)
+        status = command("status", "--dsn", dsn)
+    finally:
+        conn.execute(f"drop role {role}")
+    assert answer.code == status.code == 2
+    assert "no problems found" not in answer.out
+    assert "checks could not be made" in answer.out.splitlines()[-1]
+    assert "Run the doctor as a member of forebay_operator or forebay_reader." in answer.out
 
 
 def test_the_doctor_only_reads(findings, conn, database):
@@ -384,14 +405,14 @@ def test_a_copy_of_another_database_waits_for_a_decision(findings, conn):
 @pytest.mark.parametrize(
     ("setting", "level", "said"),
     [
-        ("default_transaction_isolation = 'repeatable read'", "error", "claims are refused"),
+        ("default_transaction_isolation = 'repeatable read'", "notice", "may have to be repeated"),
         ("default_transaction_read_only = on", "error", "nothing can be enqueued"),
         ("statement_timeout = '2s'", "warning", "statement_timeout is 2 s"),
         ("statement_timeout = '1h'", "notice", "statement_timeout is 1 h"),
         ("idle_in_transaction_session_timeout = '1s'", "warning", "idle_in_transaction"),
         ("idle_in_transaction_session_timeout = '5min'", "notice", "if handlers need longer"),
         ("idle_in_transaction_session_timeout = 0", "notice", "let `forebay guard` end such"),
-        ("idle_session_timeout = '30s'", "warning", "idle_session_timeout is 30 s"),
+        ("idle_session_timeout = '30s'", "notice", "idle_session_timeout is 30 s"),
     ],
 )
 def test_session_settings_that_stop_a_worker_are_found(findings, database, setting, level, said):
@@ -403,6 +424,51 @@ def test_session_settings_that_stop_a_worker_are_found(findings, database, setti
     found = findings("timeouts")
     assert level in levels(found)
     assert said in text(found)
+
+
+@pytest.mark.direct  # a database's settings are those of new sessions
+def test_the_remedy_of_a_setting_of_another_role_ends_it(findings, conn):
+    """What is advised for each setting can be run as it stands, and the finding is gone."""
+    role, database = f"Set {os.getpid()}", conn.info.dbname
+    conn.execute(f'create role "{role}" login')
+    try:
+        for place in (f'role "{role}"', f'role "{role}" in database {database}'):
+            for setting, said in (
+                ("default_transaction_isolation = 'serializable'", "may have to be repeated"),
+                ("default_transaction_read_only = on", "neither enqueue nor claim"),
+                ("statement_timeout = '2s'", "handlers, producers and operators"),
+                ("idle_in_transaction_session_timeout = '1s'", "compute longer"),
+                ("synchronous_commit = off", "a crash can undo its commits"),
+            ):
+                conn.execute(f"alter {place} set {setting}")
+                (found,) = [one for one in findings() if f"role {role} in" in one["what"]]
+                assert said in found["what"]
+                conn.execute(found["remedy"][found["remedy"].index("alter ") :])
+                assert f"role {role} in" not in text(findings())
+                conn.execute(f"alter {place} reset all")
+    finally:
+        conn.execute(f'drop role "{role}"')
+
+
+@pytest.mark.direct  # a database's settings are those of new sessions
+@pytest.mark.anyio
+async def test_jobs_run_whatever_isolation_is_the_default(findings, app, conn):
+    """Claims, settlements and transactional handlers: so the doctor names no error."""
+    conn.execute(
+        f"alter database {conn.info.dbname} set default_transaction_isolation = 'serializable'"
+    )
+
+    seen = []
+
+    @app.job(transaction=True)
+    def work(ctx: forebay.Context) -> None:
+        seen.extend(ctx.conn.execute("show transaction_isolation").fetchone())
+
+    work.enqueue(conn)
+    await run_until_idle(app)
+    assert seen == ["serializable"]
+    found = await asyncio.to_thread(findings, "timeouts")
+    assert "error" not in levels(found)
 
 
 @pytest.mark.direct  # a database's settings are those of new sessions

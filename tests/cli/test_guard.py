@@ -701,10 +701,14 @@ def test_a_role_without_rights_learns_which_it_needs(command, guard, conn, datab
     dsn = f"{database}&user={role}"
     with holding(database) as stranger:
         code, found = guard(*AT_ONCE, dsn=dsn)
-        assert code == 1
-        assert found[name(stranger)]["verdict"] == "refused"
+        assert code == 3
+        assert found[name(stranger)]["verdict"] == "unknown"
         assert "pg_monitor" in found[name(stranger)]["reason"]
-        assert "could not be determined" in command("guard", "--dsn", dsn).out
+        out = command("guard", "--dsn", dsn).out
+        assert "could not be determined" in out
+        assert "1 whose age cannot be seen" in out
+        assert "older than" not in out
+        assert "pg_terminate_backend" not in out
         answer = command("guard", "--dsn", dsn, *AT_ONCE, "--act", "terminate")
         assert answer.code == 2
         assert "grant forebay_operator" in answer.err

@@ -2,6 +2,7 @@ import dataclasses
 import enum
 import json
 import math
+import typing
 from collections import OrderedDict
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.arguments._value_check import value_check
 from forebay.arguments.json_guard import ArgumentLimits, encode_args, encode_json
-from forebay.errors import EnqueueError, InvalidJob, PayloadTooDeep, PayloadTooLarge
+from forebay.errors import ConfigError, EnqueueError, InvalidJob, PayloadTooDeep, PayloadTooLarge
 
 
 class Colour(enum.Enum):
@@ -298,3 +300,35 @@ def test_any_value_is_encoded_faithfully_or_refused_with_a_typed_error(args):
 
     check(json.loads(text, parse_constant=refuse))
     text.encode("utf-8")
+
+
+class Level(enum.IntEnum):
+    HIGH = 1
+
+
+@pytest.mark.parametrize(
+    "key", [int, float, bool, tuple[int, int], Level, typing.Literal[1, 2], int | None]
+)
+@pytest.mark.parametrize("place", [lambda one: one, lambda one: list[one], lambda one: one | None])
+def test_a_dict_whose_keys_no_text_can_be_is_refused_where_it_is_declared(key, place):
+    """Each call would be refused: JSON has text keys only."""
+    with pytest.raises(ConfigError, match="keys cannot be text"):
+        value_check(place(dict[key, str]), "kind k: parameter x")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "read"),
+    [
+        (str, "a", "a"),
+        (date, "2026-01-02", date(2026, 1, 2)),
+        (UUID, str(UUID(int=1)), UUID(int=1)),
+        (Colour, "red", Colour.RED),
+        (typing.Literal["a", 1], "a", "a"),
+        (str | int, "1", "1"),
+    ],
+)
+def test_keys_that_a_text_can_be_are_given_as_text_and_read_as_declared(key, text, read):
+    """The check of a call and the handler's value agree."""
+    check = value_check(dict[key, int], "kind k: parameter x")
+    check.check({text: 1}, "x")
+    assert check.loaded({text: 1}, "x") == {read: 1}

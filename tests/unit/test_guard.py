@@ -108,7 +108,7 @@ def test_lists_say_who_is_meant_and_what_they_except_wins(lists, kind):
     [
         (holder(seconds=59), "young", "not older than 1 min"),
         (holder(seconds=60), "young", "not older"),
-        (holder(seconds=None), "refused", "grant pg_monitor"),
+        (holder(seconds=None), "unknown", "grant pg_monitor"),
         (holder(may_end=False), "refused", "may not end sessions of user app"),
         (holder("idle in transaction", state="idle in transaction"), "act", "older than 1 min"),
         (holder("handler", application="forebay h:1:a"), "act", "older"),

@@ -96,6 +96,42 @@ def test_a_second_signal_ends_it_at_once(conn, workers, effects, number):
     print(f"ended after {took:.2f} s")
 
 
+@pytest.fixture
+def hang_up():
+    """Let processes that are started do this on SIGHUP."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda action: signal.signal(signal.SIGHUP, action)
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_stops_it_as_sigterm_does(conn, workers, effects, hang_up):
+    """
+    The kernel and the shell each send a SIGHUP: the second one does not skip the wait.
+    """
+    hang_up(signal.SIG_DFL)
+    worker = workers.start(grace_seconds=600)
+    job = enqueue(conn, "work", 1, seconds=2)
+    wait_for(lambda: effects.all("start"))
+    worker.process.send_signal(signal.SIGHUP)
+    worker.wait_for_log("SIGHUP")
+    worker.process.send_signal(signal.SIGHUP)
+    worker.wait(2 + beyond_grace(worker))
+    assert worker.process.returncode == 0, worker.log
+    assert state(conn, job) == "done"
+    assert one(conn, "select array_agg(how) from forebay.ended_workers()") == ["stopped"]
+
+
+def test_a_worker_under_nohup_goes_on(conn, workers, effects, hang_up):
+    """SIGHUP is ignored, as before it."""
+    hang_up(signal.SIG_IGN)
+    worker = workers.start()
+    worker.process.send_signal(signal.SIGHUP)
+    enqueue(conn, "work", 1)
+    wait_for(lambda: effects.all("end"))
+    assert worker.process.poll() is None
+    assert "SIGHUP" not in worker.log
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_it_ends_in_time_though_the_database_does_not_answer(

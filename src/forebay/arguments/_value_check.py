@@ -21,6 +21,19 @@ from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model.unique import as_number
 
 _NATIVE: Final = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
+#: What msgspec reads from a text.
+_FROM_TEXT: Final = (
+    msgspec.inspect.AnyType,
+    msgspec.inspect.StrType,
+    msgspec.inspect.BytesType,
+    msgspec.inspect.ByteArrayType,
+    msgspec.inspect.DateTimeType,
+    msgspec.inspect.DateType,
+    msgspec.inspect.TimeType,
+    msgspec.inspect.TimeDeltaType,
+    msgspec.inspect.UUIDType,
+    msgspec.inspect.DecimalType,
+)
 _PATH: Final = re.compile(r"^(?P<problem>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
 
 _PROBLEM_CHARACTERS_MAX: Final = 300
@@ -121,6 +134,12 @@ def value_check(hint: Any, where: str) -> ValueCheck:
                     "an argument."
                 ),
             )
+        if isinstance(info, msgspec.inspect.DictType) and not _takes_text(info.key_type):
+            raise ConfigError(
+                where,
+                "has a dict whose keys cannot be text: those of JSON are",
+                hint="Declare dict[str, ...], and convert the keys in the handler.",
+            )
     kinds = {type(info) for info in found}
     if msgspec.inspect.RawType in kinds:
         raise ConfigError(
@@ -145,6 +164,18 @@ def value_check(hint: Any, where: str) -> ValueCheck:
     return ValueCheck(
         hint, declared=declared, has_objects=bool(kinds & objects), may_change=may_change
     )
+
+
+def _takes_text(info: Any) -> bool:
+    """Whether a value of this type may be read from a text, as keys of JSON are."""
+    match info:
+        case msgspec.inspect.UnionType():
+            return any(map(_takes_text, info.types))
+        case msgspec.inspect.EnumType():
+            return any(isinstance(member.value, str) for member in info.cls)
+        case msgspec.inspect.LiteralType():
+            return any(isinstance(value, str) for value in info.values)
+    return isinstance(info, _FROM_TEXT)
 
 
 def _types_within(info: Any) -> list[Any]:

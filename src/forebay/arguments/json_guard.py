@@ -191,7 +191,10 @@ class _Guard:
                 raise InvalidJob(
                     _name(path),
                     f"has a key that is not text: {shown(key)}",
-                    hint="Keys of JSON objects are text: convert them first.",
+                    hint=(
+                        "Keys of JSON objects are text: convert them first. A handler that declares"
+                        " dates, UUIDs or enums as keys gets them from their texts."
+                    ),
                 )
             self._count(len(key))
             self.visit(item, depth + 1, (*path, key))

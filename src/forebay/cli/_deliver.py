@@ -34,8 +34,9 @@ def deliver(
 ) -> None:
     """Expand published events, and send their deliveries to the endpoints.
 
-    Needs no application. Any number of processes may run. On SIGTERM or Ctrl-C it waits up to
-    grace_seconds (30) for running calls. A second signal stops it at once.
+    Needs no application. Any number of processes may run. On SIGTERM or Ctrl-C, or when
+    its terminal is closed, it waits up to grace_seconds (30) for running calls. A second signal
+    stops it at once.
     """
     from forebay.app import App
     from forebay.config import load_settings

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from forebay.doctor import Finding
     from forebay.model.explanation import Explanation
 
+#: Exit code where a check could not be made, as of `forebay status` where it cannot tell.
+_UNCHECKED: Final = 2
+
 _MARKS: Final = {
     Level.ERROR: ("✗", "bold red"),
     Level.WARNING: ("!", "bold yellow"),
@@ -41,7 +44,7 @@ def doctor(
     """Find problems of the database, or why a job does not run.
 
     The doctor only reads, and briefly: run it at any time. It exits with 1 if it finds an error, or
-    no such job.
+    no such job, and with 2 if it finds none and a check could not be made.
     """
     from forebay.config import masked_dsn
     from forebay.doctor.examine import examine, examine_job
@@ -65,13 +68,22 @@ def doctor(
         out.print(_summary(found, verbose=verbose))
     if worst is Level.ERROR:
         raise SystemExit(ExitCode.FAILED)
+    if any(_is_unchecked(finding) for finding in found):
+        raise SystemExit(_UNCHECKED)
 
 
 def _is_shown(finding: Finding) -> bool:
-    """Whether a finding is shown without -v: problems, and pauses that keep jobs back."""
+    """Whether a finding is shown without -v: problems, pauses that keep jobs back, and what could
+    not be seen.
+    """
     return finding.level in (Level.ERROR, Level.WARNING) or (
-        finding.level is Level.NOTICE and bool(finding.facts.get("paused"))
+        finding.level is Level.NOTICE
+        and any(finding.facts.get(name) for name in ("paused", "unseen", "unchecked"))
     )
+
+
+def _is_unchecked(finding: Finding) -> bool:
+    return bool(finding.facts.get("unchecked"))
 
 
 def _explain(job_id: int, found: Sequence[Explanation], as_json: bool) -> None:
@@ -131,13 +143,18 @@ def _report(found: Sequence[Finding]) -> Table:
 
 
 def _summary(found: Sequence[Finding], *, verbose: bool) -> Text:
-    counts = Counter(finding.level for finding in found)
+    unchecked = sum(_is_unchecked(finding) for finding in found)
+    counts = Counter(finding.level for finding in found if not _is_unchecked(finding))
     problems = [
         Text(f"{counts[level]} {level if counts[level] == 1 else f'{level}s'}", _MARKS[level][1])
         for level in reversed(Level)
         if level is not Level.OK and counts[level] and (verbose or level is not Level.NOTICE)
     ]
-    line = Text(", ").join(problems) if problems else Text("no problems found", style="bold green")
+    nothing = Text("no problems found", style="bold green")
+    if unchecked:
+        could_not = Text(f"{counted(unchecked, 'check')} could not be made", style="bold yellow")
+        problems = [*problems, could_not]
+    line = Text(", ").join(problems) if problems else nothing
     if not verbose:
         notices = f"{counted(counts[Level.NOTICE], 'notice')} and " * bool(counts[Level.NOTICE])
         line.append(

@@ -60,7 +60,8 @@ def drain(
     """Send the jobs of queues to brokers, streams and other task queues.
 
     Name an application that declares drains, or give --queue, --sink and --set. On SIGTERM or
-    Ctrl-C it waits up to grace_seconds (30) for running calls. A second signal stops it at once.
+    Ctrl-C, or when its terminal is closed, it waits up to grace_seconds (30) for running calls. A
+    second signal stops it at once.
     """
     from forebay.config import load_settings
 

@@ -89,7 +89,8 @@ def guard(
     It examines active sessions, sessions idle in a transaction, handlers, prepared transactions,
     replication slots and standbys. Without --act or --rollback-prepared it only reports. Each
     action is recorded in forebay.guard_event before it is taken. The exit code is 1 if something
-    older than the limit remains.
+    older than the limit remains, and 3 if a replica could not be examined, or the age of a
+    transaction not be seen.
     """
     from forebay.guard.rules import Rule
     from forebay.guard.run import guard as look
@@ -120,7 +121,7 @@ def guard(
         _print(seen, rule, address, dry_run=dry_run, as_json=as_json)
         if seen.over:
             raise SystemExit(ExitCode.FAILED)
-        if seen.unseen:
+        if seen.unseen or seen.unknown:
             raise SystemExit(ExitCode.DATABASE)
         return
     set_up_log("info", "text")
@@ -170,7 +171,7 @@ def _log_news(seen: GuardPass, logged: set[object], rule: Rule, *, dry_run: bool
     """Log what the previous pass did not log, and return the keys of what is logged now."""
     now: set[object] = set()
     for one in seen.found:
-        if not one.verdict.is_over:
+        if not (one.verdict.is_over or one.verdict.kind == "unknown"):
             continue
         key = (one.place.name, one.holder.sort, one.holder.name, one.holder.since)
         now.add(key)
@@ -219,6 +220,8 @@ def _report(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Table:
         key=lambda one: (one.verdict.is_over, one.holder.seconds is None, one.holder.seconds or 0),
     ):
         mark, style = ("!", "bold yellow") if one.verdict.is_over else ("·", "cyan")
+        if one.verdict.kind == "unknown":
+            mark, style = "?", "bold yellow"
         if one.has_ended:
             mark, style = "✓", "green"
         text = Text(_label(one))
@@ -277,7 +280,8 @@ def _done(one: Found, rule: Rule, *, dry_run: bool) -> Iterable[str]:
 def _decided(one: Found, *, dry_run: bool) -> str:
     verdict = one.verdict
     if verdict.action is None:
-        return f"{'refused' if verdict.kind == 'refused' else 'left alone'}: {verdict.reason}"
+        word = verdict.kind if verdict.kind in {"refused", "unknown"} else "left alone"
+        return f"{word}: {verdict.reason}"
     would, did = _VERBS[verdict.action]
     if one.outcome is None:
         assert dry_run
@@ -329,6 +333,8 @@ def _summary(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Text:
         parts.append(Text(f"{ended} ended", "green"))
     if seen.over:
         parts.append(Text(f"{len(seen.over)} older than {limit}", "bold yellow"))
+    if seen.unknown:
+        parts.append(Text(f"{len(seen.unknown)} whose age cannot be seen", "bold yellow"))
     if kinds["spared"]:
         parts.append(Text(f"{kinds['spared']} excepted", "default"))
     if kinds["young"]:

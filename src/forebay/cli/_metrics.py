@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from forebay.cli._commands import option
 from forebay.cli._database import address_of
 from forebay.cli._serving import set_up_log
+from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ def metrics(
     """Print the metrics of the database for Prometheus, or serve them.
 
     A worker serves them, too: forebay worker --health ADDR. If no worker runs, this command checks
-    the alerts.
+    the alerts. If the database cannot be read, the text has forebay_up 0, and the exit code is 3.
     """
     from forebay.watch.metrics import Exporter
 
     exporter = Exporter(address_of(dsn), values_max=values)
     if listen is None:
         print(exporter.text(), end="")
+        if not exporter.is_up:
+            raise SystemExit(ExitCode.DATABASE)
         return
     set_up_log("info", "text")
     asyncio.run(_serve(listen, exporter.atext))

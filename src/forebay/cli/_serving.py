@@ -162,7 +162,7 @@ def _run_until_signal(
 ) -> list[tuple[str, Stats]]:
     """Run the phases; return the workers that ran.
 
-    The first SIGTERM or SIGINT stops the phase that runs, the second stops it immediately.
+    The first SIGTERM, SIGINT or SIGHUP stops the phase that runs, the second stops it immediately.
     """
     from forebay.worker import run_to_the_end, run_workers
 

@@ -44,7 +44,7 @@ def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
 
     try:
         with patience("looking, and counting what no worker has counted"):
-            found = asyncio.run(current_problems(address_of(dsn), with_pauses=True))
+            found = asyncio.run(current_problems(address_of(dsn), with_notes=True))
     except Exception as error:
         if not (isinstance(error, ForebayError) or is_database_error(error)):
             raise

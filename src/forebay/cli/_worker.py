@@ -41,8 +41,8 @@ def worker(
 ) -> None:
     """Run the jobs of an application, and its drains.
 
-    On SIGTERM or Ctrl-C it waits up to grace_seconds (30) for running jobs and releases the rest
-    without using an attempt. A second signal stops it at once.
+    On SIGTERM or Ctrl-C, or when its terminal is closed, it waits up to grace_seconds (30) for
+    running jobs and releases the rest without using an attempt. A second signal stops it at once.
     """
     run_worker(
         app,

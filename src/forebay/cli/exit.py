@@ -18,6 +18,7 @@ from forebay.errors import (
     SchemaError,
     ServerStartError,
 )
+from forebay.forks import stop_signals
 
 if TYPE_CHECKING:
     import logging
@@ -36,16 +37,20 @@ class ExitCode(IntEnum):
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Unwind a command on SIGTERM as on Ctrl-C, so that the processes it started end with it."""
+    """Unwind a command on SIGTERM or SIGHUP as on Ctrl-C, so that the processes it started end with
+    it.
+    """
 
     def stop(number: int, _frame: object) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [number for number in stop_signals() if number is not signal.SIGINT]
+    before = [signal.signal(number, stop) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def exit_code(error: BaseException) -> ExitCode:

@@ -71,14 +71,14 @@ class Sample(NamedTuple):
         waiting: jobs that are ready, in all queues.
         done: jobs done a second, in all queues; None until it is known.
         dead_rows: of the tables of the schema.
-        snapshot_seconds: age of the oldest transaction that holds back vacuum.
+        snapshot_seconds: age of the oldest transaction that holds back vacuum; None if unknown.
     """
 
     at: float
     waiting: int
     done: float | None
     dead_rows: int
-    snapshot_seconds: float
+    snapshot_seconds: float | None
 
 
 class Course(NamedTuple):

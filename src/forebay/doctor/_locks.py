@@ -21,6 +21,11 @@ _HELD_SECONDS: Final = 5.0
 
 _ACTIVE_SECONDS: Final = 60.0
 
+#: Where this role may not see the times of other roles' sessions.
+GRANT_TO_SEE: Final = (
+    "As an administrator: grant pg_read_all_stats to the role that runs the doctor."
+)
+
 _START_WORKER: Final = "Start a worker"
 
 
@@ -34,7 +39,11 @@ def judge_locks(found: Sequence[LockHolder]) -> list[Finding]:
     """Return a finding for each transaction that has held a lock, or made a session wait, for
     long.
     """
-    findings = [_finding(holder) for holder in found if _is_stuck(holder)]
+    findings = [
+        _finding(holder, Level.ERROR) if _is_stuck(holder) else _finding(holder, Level.NOTICE)
+        for holder in found
+        if _is_stuck(holder) or holder.seconds is None
+    ]
     return findings or [Finding(CHECK, Level.OK, "no session holds a lock of the engine for long")]
 
 
@@ -42,7 +51,7 @@ def without_workers(found: Sequence[Finding]) -> list[Finding]:
     """Return findings with the advice to release the lock in place of that to start a worker,
     which would wait as well.
     """
-    if all(finding.check != CHECK or finding.level is Level.OK for finding in found):
+    if all(finding.check != CHECK or finding.level is not Level.ERROR for finding in found):
         return list(found)
     advice = "A session holds a lock that stops workers: see locks. Release that lock first."
     return [
@@ -61,8 +70,8 @@ def _is_stuck(holder: LockHolder) -> bool:
     return (holder.seconds or 0.0) >= limit
 
 
-def _finding(holder: LockHolder) -> Finding:
-    facts = {
+def _finding(holder: LockHolder, level: Level) -> Finding:
+    facts: dict[str, object] = {
         "pid": holder.pid,
         "prepared": holder.prepared,
         "user": holder.user,
@@ -74,4 +83,7 @@ def _finding(holder: LockHolder) -> Finding:
         "waiting": holder.waiting,
         "waiting_seconds": holder.waiting_seconds,
     }
-    return Finding(CHECK, Level.ERROR, f"{holder}", holder.remedy, facts)
+    if level is Level.ERROR:
+        return Finding(CHECK, level, f"{holder}", holder.remedy, facts)
+    what = f"{holder}; this role may not see for how long"
+    return Finding(CHECK, level, what, GRANT_TO_SEE, {**facts, "unseen": True})

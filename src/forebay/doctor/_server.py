@@ -104,7 +104,7 @@ def durability() -> Operation[list[Finding]]:
     return Operation(
         settings.sql,
         lambda rows: [
-            *_judge_persistence([name for part, name, _ in rows if part == _UNLOGGED]),
+            *_judge_persistence([name for part, name, *_ in rows if part == _UNLOGGED]),
             *settings.decode(rows),
         ],
         settings.params,
@@ -132,7 +132,7 @@ def _judge_persistence(unlogged: list[str]) -> list[Finding]:
     ]
 
 
-def _judge_durability(settings: dict[str, str], overrides: list[str]) -> list[Finding]:
+def _judge_durability(settings: dict[str, str], overrides: list[_Override]) -> list[Finding]:
     names = ("fsync", "full_page_writes", "synchronous_commit")
     facts = {name: settings[name] for name in names}
     found = [
@@ -161,11 +161,11 @@ def _judge_durability(settings: dict[str, str], overrides: list[str]) -> list[Fi
             "durability",
             Level.WARNING,
             f"{override}: a crash can undo its commits",
-            "alter role ... reset synchronous_commit",
+            override.reset,
             facts,
         )
         for override in overrides
-        if override.endswith("synchronous_commit=off")
+        if override.name == "synchronous_commit" and not override.is_on
     ]
     return found or [
         Finding(
@@ -182,20 +182,21 @@ def timeouts() -> Operation[list[Finding]]:
     return _settings(_judge_timeouts)
 
 
-def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Finding]:
+def _judge_timeouts(settings: dict[str, str], overrides: list[_Override]) -> list[Finding]:
     facts: dict[str, Any] = {
         name: value for name, value in settings.items() if name not in _NOT_TIMEOUTS
     }
-    facts["overrides"] = overrides
+    facts["overrides"] = [str(override) for override in overrides]
     found = []
-    if settings["default_transaction_isolation"] != "read committed":
+    if settings["default_transaction_isolation"] != _ISOLATION:
         found.append(
             Finding(
                 "timeouts",
-                Level.ERROR,
+                Level.NOTICE,
                 f"default_transaction_isolation is {settings['default_transaction_isolation']}:"
-                " claims are refused",
-                "Set it to read committed for the workers' role.",
+                f" {_ISOLATION_MEANS}",
+                "If that is not wanted: alter role ... reset default_transaction_isolation, or"
+                " alter database.",
                 facts,
             )
         )
@@ -228,9 +229,9 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
             )
         )
     found += [
-        Finding("timeouts", Level.NOTICE, override, _override_remedy(override), facts)
+        Finding("timeouts", Level.NOTICE, f"{override}: {means}", remedy, facts)
         for override in overrides
-        if not override.endswith("=0") and "synchronous_commit" not in override
+        for means, remedy in _judge_override(override)
     ]
     if any(finding.level in {Level.WARNING, Level.ERROR} for finding in found):
         return found
@@ -239,9 +240,52 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
     return [*found, Finding("timeouts", Level.OK, what, facts=facts)]
 
 
-def _override_remedy(override: str) -> str:
-    name = override.rpartition(": ")[2].partition("=")[0]
-    return f"If it is too short for workers of that role: alter role ... set {name} = 0."
+@dataclass(frozen=True, slots=True)
+class _Override:
+    """A setting of a role or a database, which new sessions get.
+
+    Attributes:
+        place: the role and the database.
+        alter: the statement that changes it, up to the place.
+        name: of the setting.
+        value: as it was given.
+    """
+
+    place: str
+    alter: str
+    name: str
+    value: str
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the value stands for neither off nor zero."""
+        text = self.value.lower()
+        return (
+            text not in {"off", "false", "no"} and text.rstrip("abcdefghijklmnopqrstuvwxyz ") != "0"
+        )
+
+    @property
+    def reset(self) -> str:
+        """The statement that ends it."""
+        return f"{self.alter} reset {self.name};"
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.name}={self.value}"
+
+
+def _judge_override(override: _Override) -> list[tuple[str, str]]:
+    """Return what it does, and the remedy; nothing where it does no harm."""
+    if override.name == "default_transaction_isolation":
+        is_usual = override.value.lower() == _ISOLATION
+        remedy = f"If that is not wanted: {override.reset}"
+        return [] if is_usual else [(_ISOLATION_MEANS, remedy)]
+    if not override.is_on:
+        return []
+    if override.name == "default_transaction_read_only":
+        return [("its sessions can neither enqueue nor claim", override.reset)]
+    limit = _LIMITS.get(override.name)
+    remedy = f"If it is too short: {override.alter} set {override.name} = 0;"
+    return [(limit.consequence, remedy)] if limit is not None else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +293,7 @@ class _Limit:
     """What a timeout of the server does to workers when it is short.
 
     Attributes:
-        least: below this number of seconds it is a warning.
+        least: below this number of seconds it is a warning; 0: it never is.
         consequence: what it interrupts.
         fits: which value suits workers.
     """
@@ -265,7 +309,9 @@ class _Limit:
         level = Level.WARNING if seconds < self.least else Level.NOTICE
         what = f"{name} is {human_duration(seconds)}: {self.consequence}"
         remedy = f"alter role ... set {name} = 0, for the workers' role{self.fits}."
-        if level is Level.NOTICE:
+        if not self.least:
+            remedy = f"If that is not wanted: {remedy}"
+        elif level is Level.NOTICE:
             remedy = f"Usually sufficient; if handlers need longer: {remedy}"
         return [Finding("timeouts", level, what, remedy, facts)]
 
@@ -273,7 +319,8 @@ class _Limit:
 _LIMITS: Final = {
     "statement_timeout": _Limit(
         10.0,
-        "maintenance and handlers' statements that take longer are cancelled",
+        "statements of transaction=True handlers, producers and operators that take longer are"
+        " cancelled",
         "; or more than their longest statement takes",
     ),
     "transaction_timeout": _Limit(
@@ -287,12 +334,20 @@ _LIMITS: Final = {
         "; or more than they compute between two statements",
     ),
     "idle_session_timeout": _Limit(
-        60.0, "workers' listening connections are closed and reopened", ""
+        0.0, "idle connections of transaction=True handlers are closed and opened again", ""
     ),
 }
 
 #: The part of the result that names unlogged tables and sequences.
 _UNLOGGED: Final = 2
+
+#: What each call of this library sets for itself.
+_ISOLATION: Final = "read committed"
+
+_ISOLATION_MEANS: Final = (
+    "transactions of producers and of transaction=True handlers may have to be repeated; this"
+    " library sets read committed for its own calls, as workers in other languages must"
+)
 
 _NOT_TIMEOUTS: Final = frozenset({"fsync", "full_page_writes", "synchronous_commit"})
 
@@ -300,10 +355,14 @@ _NOT_TIMEOUTS: Final = frozenset({"fsync", "full_page_writes", "synchronous_comm
 def _settings(judge: Any) -> Operation[list[Finding]]:
     # reset_val is what a new session of this role gets, whatever this session has set.
     return Operation(
-        "select 0, name, reset_val from pg_settings where name = any (%(names)s)"
+        "select 0, name, reset_val, null from pg_settings where name = any (%(names)s)"
         " union all"
         " select 1, format('%%s in %%s', coalesce('role ' || r.rolname, 'all roles'),"
-        "        coalesce('database ' || d.datname, 'all databases')), c.item"
+        "        coalesce('database ' || d.datname, 'all databases')), c.item,"
+        "        case when s.setrole = 0 and s.setdatabase <> 0"
+        "        then 'alter database ' || quote_ident(d.datname)"
+        "        else 'alter role ' || coalesce(quote_ident(r.rolname), 'all')"
+        "            || coalesce(' in database ' || quote_ident(d.datname), '') end"
         " from pg_db_role_setting s"
         " left join pg_roles r on r.oid = s.setrole"
         " left join pg_database d on d.oid = s.setdatabase"
@@ -311,15 +370,19 @@ def _settings(judge: Any) -> Operation[list[Finding]]:
         " where split_part(c.item, '=', 1) = any (%(names)s)"
         "   and (d.datname is null or d.datname = current_database())"
         " union all"
-        f" select {_UNLOGGED}, c.relname::text, ''"
+        f" select {_UNLOGGED}, c.relname::text, '', null"
         " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where n.nspname = 'forebay' and c.relpersistence = 'u' and c.relkind in ('r', 'p', 'S')"
         # It means nothing, and may be lost.
         " and c.relname <> 'ballast'"
         " order by 1, 2, 3",
         lambda rows: judge(
-            {name: value for part, name, value in rows if part == 0},
-            [f"{name}: {value}" for part, name, value in rows if part == 1],
+            {name: value for part, name, value, _ in rows if part == 0},
+            [
+                _Override(place, alter, *value.split("=", 1))
+                for part, place, value, alter in rows
+                if part == 1
+            ],
         ),
         {"names": list(_SETTINGS)},
     )

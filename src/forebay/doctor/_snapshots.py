@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from forebay.doctor._finding import Finding, Level
+from forebay.doctor._locks import GRANT_TO_SEE
 from forebay.guard import holder_query as holders
 from forebay.guard.rules import AGE_LONG
 from forebay.model.text import counted
@@ -34,18 +35,27 @@ def judge_holders(found: Sequence[Holder]) -> list[Finding]:
     if not found:
         return [Finding("snapshots", Level.OK, "no session holds a snapshot")]
     findings = [_finding(holder) for holder in found if level_of(holder) is not Level.OK]
-    if not findings:
+    # Replication has no age in time, and is judged by its age in transactions.
+    unseen = [one for one in found if one.seconds is None and not one.is_replication]
+    if unseen:
+        findings.append(_unseen(unseen))
+    elif not findings:
         findings.append(_finding(found[0], "the oldest snapshot is held by "))
-    if all("pid" in finding.facts and not finding.facts["who"] for finding in findings):
-        findings.append(
-            Finding(
-                "snapshots",
-                Level.NOTICE,
-                "this role cannot see the details of other sessions",
-                "grant pg_read_all_stats to the role that runs the doctor.",
-            )
-        )
     return findings
+
+
+def _unseen(found: Sequence[Holder]) -> Finding:
+    """Return that the age of some holders is unknown."""
+    age = max(holder.age for holder in found)
+    return Finding(
+        "snapshots",
+        Level.NOTICE,
+        f"this role may not see since when {counted(len(found), 'session')} "
+        f"{'holds a snapshot' if len(found) == 1 else 'hold snapshots'}, the oldest from"
+        f" {counted(age, 'transaction')} ago",
+        GRANT_TO_SEE,
+        {"unseen": True, "pids": [holder.pid for holder in found], "age": age},
+    )
 
 
 def level_of(holder: Holder) -> Level:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.doctor._finding import Finding, Level
 from forebay.model.text import human_bytes
-from forebay.watch.problems import problems
+from forebay.watch.problems import problems, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +41,10 @@ def judge_measured(data: Mapping[str, Any]) -> list[Finding]:
         _finding(one, "space" if one.code in _SPACE else one.code, facts)
         for one in problems(data)
         if one.state == "holds" and one.code not in _DEEPER
+    ]
+    found += [
+        Finding("snapshots", Level.NOTICE, one.cause, one.hint, {"unseen": True})
+        for one in unseen(data)
     ]
     is_fine = all(finding.check != "space" for finding in found)
     return [*([Finding("space", Level.OK, what, facts=facts)] if is_fine else []), *found]

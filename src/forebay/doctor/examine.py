@@ -229,9 +229,15 @@ async def look(session: Session, check: Check) -> list[Finding]:
 
 
 def _unseen(name: str, error: psycopg.Error) -> Finding:
-    """Return the finding that a check failed: a fact like any other."""
+    """Return the finding that a check failed: a fact like any other, of which the exit code
+    tells.
+    """
     message = error.diag.message_primary or str(error)
-    facts: dict[str, Any] = {"sqlstate": error.sqlstate, "message": message}
+    facts: dict[str, Any] = {
+        "unchecked": True,
+        "sqlstate": error.sqlstate,
+        "message": message,
+    }
     remedy = None
     if error.sqlstate == _QUERY_CANCELED:
         message = f"the check took longer than {_STATEMENT_SECONDS} s"

@@ -6,7 +6,7 @@ without an alert.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.doctor import CHECKS, Level, without_workers
 from forebay.doctor.examine import look, read_session
@@ -14,7 +14,7 @@ from forebay.model.problems import Problem
 from forebay.watch.backlogs import count_backlogs
 from forebay.watch.metrics import check_session
 from forebay.watch.operations import measurements
-from forebay.watch.problems import command_in, in_order, pauses
+from forebay.watch.problems import command_in, in_order, pauses, unseen
 
 if TYPE_CHECKING:
     from forebay.doctor import Finding
@@ -33,7 +33,7 @@ async def current_problems(
     *,
     count: bool = True,
     data: dict[str, Any] | None = None,
-    with_pauses: bool = False,
+    with_notes: bool = False,
 ) -> list[Problem]:
     """Return what is wrong, the worst first, and record the alerts if this role may.
 
@@ -41,7 +41,8 @@ async def current_problems(
         dsn: the address.
         count: first count what no worker has counted, which may take minutes.
         data: what was just measured, and may be changed here; None: measure now.
-        with_pauses: last, also paused queues with ready jobs, which are no problem.
+        with_notes: last, also paused queues with ready jobs, and what cannot be seen, which are
+            no problems.
 
     Raises:
         DatabaseUnavailable: the database cannot be reached.
@@ -64,19 +65,21 @@ async def current_problems(
     finally:
         await session.close()
     return in_order([
-        *checked.alerts, *checked.pending, *(pauses(data) if with_pauses else ()),
+        *checked.alerts, *checked.pending, *((*pauses(data), *unseen(data)) if with_notes else ()),
         *(_problem(one) for one in without_workers(found) if one.level in _LEVELS),
+        *(_problem(one, "noted") for one in found if with_notes and one.facts.get("unchecked")),
     ])  # fmt: skip
 
 
 _LEVELS: Final = (Level.ERROR, Level.WARNING)
 
 
-def _problem(finding: Finding) -> Problem:
+def _problem(finding: Finding, state: Literal["holds", "noted"] = "holds") -> Problem:
     hint = finding.remedy or "See `forebay doctor`."
     return Problem(
         name=finding.check,
         severity="error" if finding.level is Level.ERROR else "warning",
+        state=state,
         cause=finding.what,
         command=command_in(hint),
         hint=hint,

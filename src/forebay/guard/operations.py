@@ -87,6 +87,11 @@ class GuardPass:
         """Holders older than the limit and not excepted, whose transactions are still open."""
         return tuple(one for one in self.found if one.verdict.is_over and not one.has_ended)
 
+    @property
+    def unknown(self) -> tuple[Found, ...]:
+        """Holders whose age this role may not see."""
+        return tuple(one for one in self.found if one.verdict.kind == "unknown")
+
 
 # Look up privileges in the catalog: a role without any on the schema cannot even resolve its names.
 _SERVER_SQL: Final = """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from forebay._dataclass import dataclass
 from forebay.guard.holders import described_ranges
 from forebay.policy.retry import human_duration
+from forebay.watch.snapshot_rules import UNSEEN_AGE_MOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +24,11 @@ Action = Literal["cancel", "terminate", "rollback prepared"]
 
 #: young: not older than the limit. spared: the rule excepts it. reported: older, and the rule has
 #: no action, or none that would help. refused: the rule covers it, but this role may not end it.
-Kind = Literal["act", "young", "reported", "spared", "refused"]
+#: unknown: this role may not see how old it is.
+Kind = Literal["act", "young", "reported", "spared", "refused", "unknown"]
 
 #: A holder of unknown age in seconds is judged by the transactions begun since.
-AGE_LONG: Final = 10_000_000
+AGE_LONG: Final = UNSEEN_AGE_MOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class GuardDecision:
         """Whether the holder is older than the limit and not excepted, even if nothing is done
         about it.
         """
-        return self.kind not in {"young", "spared"}
+        return self.kind not in {"young", "spared", "unknown"}
 
 
 def judge(rule: Rule, holder: Holder, place: Place = Place()) -> GuardDecision:  # noqa: B008 - it is immutable
@@ -107,11 +109,14 @@ def judge(rule: Rule, holder: Holder, place: Place = Place()) -> GuardDecision: 
     """
     limit = human_duration(rule.older_than)
     if holder.seconds is None and holder.is_session:
+        excepted = _excepted(rule, holder)
+        if excepted:
+            return GuardDecision("spared", excepted)
         return GuardDecision(
-            "refused", "this role may not see how old it is: grant pg_monitor to it"
+            "unknown", "this role may not see how old it is: grant pg_monitor to it"
         )
     if holder.seconds is None and holder.sort == "prepared transaction":
-        return GuardDecision("refused", "the time it was prepared is not known")
+        return GuardDecision("unknown", "the time it was prepared is not known")
     if not _is_old(rule, holder):
         return GuardDecision("young", f"not older than {limit}")
     if place.standby and not place.feedback:

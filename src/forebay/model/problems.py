@@ -16,8 +16,8 @@ class Problem:
         name: the code of the alert, or the check of the doctor, and what it concerns.
         severity: ``error``, jobs do not run or will never; ``warning``, they soon may not.
         state: ``holds``; ``pending``, it has not lasted long enough to count; ``ending``, it is
-            over, and an alert until it has been over for two minutes; ``noted``, it is wanted,
-            and jobs wait for it.
+            over, and an alert until it has been over for two minutes; ``noted``, it is no
+            problem by itself: a pause that is wanted, or what cannot be seen.
         since: its start; None if unknown.
         cause: what is wrong, in one sentence.
         command: the command or statement that mends it or shows more.

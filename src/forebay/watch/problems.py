@@ -14,6 +14,7 @@ from forebay.model.alerts import Alert
 from forebay.model.problems import Problem
 from forebay.model.text import counted
 from forebay.watch.rules import CLEAR_SECONDS, alerts_of_all
+from forebay.watch.snapshot_rules import grant_to_see
 from forebay.watch.watched import NEW_SECONDS
 
 if TYPE_CHECKING:
@@ -71,6 +72,29 @@ def pauses(data: Mapping[str, Any]) -> list[Problem]:
         )
         for one in data["queues"]
         if one["paused_at"] is not None and one["ready"]
+    ]
+
+
+def unseen(data: Mapping[str, Any]) -> list[Problem]:
+    """Return what this installation cannot see: no problem, but why there may be no alert.
+
+    Args:
+        data: see ``problems``.
+    """
+    facts = data["database"]
+    if not facts["sessions_unseen"]:
+        return []
+    sessions = counted(facts["sessions_unseen"], "session")
+    return [
+        problem_of(
+            Alert(
+                code="snapshot",
+                problem=f"{facts['owner']}, the owner of the schema, may not see the transactions "
+                f"of {sessions}: no alert tells of one that stays open",
+                hint=f"As an administrator: `{grant_to_see(facts)}`",
+            ),
+            "noted",
+        )
     ]
 
 

@@ -23,6 +23,7 @@ from forebay.policy.cron import Timing
 from forebay.policy.retry import human_duration
 from forebay.watch.endpoint_rules import full_text, groups_command
 from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
+from forebay.watch.snapshot_rules import of_snapshot
 from forebay.watch.watched import THRESHOLDS, Watched
 from forebay.watch.write_hints import write_hint
 
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 #: Seconds of the period to which ``completed``, ``lately`` and ``missed`` refer.
 WITHIN_SECONDS: Final = 900.0
-
-#: Seconds for which a lost worker is an alert; ``forebay.measurements()`` has those.
-LOST_SECONDS: Final = 600.0
 
 #: An alert clears when its condition was false for this long.
 CLEAR_SECONDS: Final = 120.0
@@ -295,12 +293,18 @@ def _of_lost_workers(watched: Watched) -> Iterator[Alert]:
         code="lost-workers",
         severity="error",
         problem=(
-            f"{counted(len(lost), 'worker')} lost within {human_duration(LOST_SECONDS)}; "
-            + (f"they held {kinds}" if kinds else "they held no job")
+            f"{counted(len(lost), 'worker')} lost {_when(watched, lost)}; "
+            f"{'it' if len(lost) == 1 else 'they'} held {kinds or 'no job'}"
         ),
         hint="See what they held and what became of it: `forebay workers list --ended`.",
         since=watched.instant(lost[0]["ended_at"]),
     )
+
+
+def _when(watched: Watched, lost: Sequence[Mapping[str, Any]]) -> str:
+    """Return when workers were lost, as times that stay true while the alert is shown."""
+    first, last = (f"{watched.instant(lost[place]['ended_at']):%H:%M:%S}" for place in (0, -1))
+    return f"at {last} UTC" if first == last else f"from {first} to {last} UTC"
 
 
 def _of_full_endpoints(watched: Watched) -> Iterator[Alert]:
@@ -465,14 +469,7 @@ def _of_schedule(
 
 def _of_database(watched: Watched) -> Iterator[Alert]:
     facts = watched.data["database"]
-    held = max(float(facts["snapshot_seconds"]), float(facts["prepared_seconds"]))
-    if watched.exceeds(held, watched.threshold("snapshot_for"), "snapshot"):
-        yield Alert(
-            code="snapshot",
-            problem=f"a transaction has been open for {human_duration(held)}",
-            hint="It keeps dead rows of all tables: `forebay guard` names it, and can end it.",
-            since=watched.instant(watched.at - held),
-        )
+    yield from of_snapshot(watched, facts)
     if watched.exceeds(facts["dead_rows"], watched.threshold("dead_rows_most"), "dead-rows"):
         yield Alert(
             code="dead-rows",

@@ -79,9 +79,13 @@ class Watched:
 
         For an alert that fires, the level at which it clears counts instead.
         """
-        if (code, subject, group) in self._open:
+        if self.is_open(code, subject, group):
             return value > threshold * CLEAR_SHARE
         return value > threshold
+
+    def is_open(self, code: str, subject: str = "", group: str = "") -> bool:
+        """Whether an alert has fired, and is not over."""
+        return (code, subject, group) in self._open
 
     def instant(self, seconds: float | None) -> datetime | None:
         """Return an instant of the measurements."""

@@ -71,6 +71,7 @@ class Exporter:
         self._lock = threading.Lock()
         self._read_at = -min_seconds
         self._text = ""
+        self._is_up = False
         self._counting: threading.Thread | None = None
 
     def text(self) -> str:
@@ -80,6 +81,11 @@ class Exporter:
                 self._text = asyncio.run(self._database())
                 self._read_at = time.monotonic()
             return self._text + text_of(self._process(), self._values_max).lstrip("\n")
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the database could be read when the last text was made."""
+        return self._is_up
 
     async def atext(self) -> str:
         """Return the metrics; the database is read in a thread."""
@@ -120,6 +126,7 @@ class Exporter:
                 self._count_backlogs()
         finally:
             await session.close()
+        self._is_up = data is not None
         families = families_of(data, alerts, time.monotonic() - began_at)
         families.append(folded_of(families, self._values_max))
         return text_of(families, self._values_max)

@@ -89,10 +89,10 @@ begin
     -- Only what has changed, with the values that hold.
     perform forebay._record_event(
         'endpoints.alter', p_subject_id => v_new.endpoint_id,
-        p_old => (select jsonb_object_agg(o.key, o.value) from jsonb_each(forebay._endpoint_facts(v_held)) o
-                  where o.key = 'name' or o.value is distinct from forebay._endpoint_facts(v_holds) -> o.key),
-        p_new => (select jsonb_object_agg(n.key, n.value) from jsonb_each(forebay._endpoint_facts(v_holds)) n
-                  where n.key = 'name' or n.value is distinct from forebay._endpoint_facts(v_held) -> n.key));
+        p_old => (select jsonb_object_agg(o.key, o.value) from jsonb_each(forebay._recorded_endpoint(v_held)) o
+                  where o.key = 'name' or forebay._endpoint_facts(v_held) -> o.key is distinct from forebay._endpoint_facts(v_holds) -> o.key),
+        p_new => (select jsonb_object_agg(n.key, n.value) from jsonb_each(forebay._recorded_endpoint(v_holds, v_held)) n
+                  where n.key = 'name' or forebay._endpoint_facts(v_holds) -> n.key is distinct from forebay._endpoint_facts(v_held) -> n.key));
     return true;
 end
 $$;

@@ -88,7 +88,7 @@ begin
     from unnest('{forebay.deliver,forebay.publish}'::text[]) q (queue);
     perform forebay._renew_endpoint(v_new.endpoint_id);
     perform forebay._set_key_limits('forebay.deliver', v_new.name, v_new.rate, v_new.burst, (forebay._with_defaults(v_new)).concurrency);
-    perform forebay._record_event('endpoints.create', p_subject_id => v_new.endpoint_id, p_new => forebay._endpoint_facts(v_new));
+    perform forebay._record_event('endpoints.create', p_subject_id => v_new.endpoint_id, p_new => forebay._recorded_endpoint(v_new));
     return v_new.endpoint_id;
 end
 $$;

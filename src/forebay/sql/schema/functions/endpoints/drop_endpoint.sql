@@ -28,6 +28,6 @@ begin
     perform forebay._set_key_limits('forebay.deliver', v_endpoint.name, null, null, null);
     perform forebay.resume_key('forebay.deliver', limit_key => v_endpoint.name);
     perform forebay._record_event(
-        'endpoints.drop', p_subject_id => v_endpoint.endpoint_id, p_old => forebay._endpoint_facts(v_endpoint), p_count => v_waiting);
+        'endpoints.drop', p_subject_id => v_endpoint.endpoint_id, p_old => forebay._recorded_endpoint(v_endpoint), p_count => v_waiting);
 end
 $$;

@@ -86,7 +86,7 @@ begin
             greatest(v_now, s.starts_at - interval '1 microsecond'), 0)
     on conflict on constraint schedule_name_key do nothing;
     if found then
-        perform forebay._record_event('schedules.create', s.queue, p_kind => s.kind, p_detail => s.name, p_new => forebay._schedule_facts(s));
+        perform forebay._record_event('schedules.create', s.queue, p_kind => s.kind, p_detail => s.name, p_new => forebay._recorded_schedule(s));
         return 'created';
     end if;
     v_before := forebay._lock_schedule(s.name);
@@ -103,7 +103,7 @@ begin
                           then i.decided_to else greatest(v_now, i.decided_to, s.starts_at - interval '1 microsecond') end
     where i.schedule_id = v_before.schedule_id;
     perform forebay._record_event('schedules.change', s.queue, p_kind => s.kind, p_subject_id => v_before.schedule_id, p_detail => s.name,
-                                  p_old => forebay._schedule_facts(v_before), p_new => forebay._schedule_facts(s));
+                                  p_old => forebay._recorded_schedule(v_before), p_new => forebay._recorded_schedule(s, v_before));
     return 'changed';
 end
 $$;

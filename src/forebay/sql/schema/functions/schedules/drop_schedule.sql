@@ -16,7 +16,7 @@ begin
         return false;
     end if;
     perform forebay._record_event('schedules.drop', s.queue, p_kind => s.kind, p_subject_id => s.schedule_id, p_detail => s.name,
-                                  p_old => forebay._schedule_facts(s));
+                                  p_old => forebay._recorded_schedule(s));
     return true;
 end
 $$;

@@ -459,15 +459,31 @@ $$;
 
 
 -- The database: the oldest snapshot, dead rows, the reserve of segments, duties of maintenance, and sizes.
+-- PostgreSQL shows since when the transaction of another role is open to pg_read_all_stats only: while a session that is not shown holds a
+-- snapshot, the oldest is not known. Which sessions there are, and their ages in transactions, are shown to every role.
 create function forebay._measured_database() returns jsonb
 language sql volatile
 -- planner: indexed
 as $$
+    with session as materialized (
+        select a.usesysid, a.backend_xmin, a.backend_type is null as is_hidden,
+               extract(epoch from clock_timestamp() - coalesce(a.xact_start, a.query_start)) as seconds
+        from pg_stat_activity a
+        where a.backend_type is distinct from 'walsender' and a.pid <> pg_backend_pid()
+          and (a.datid is null or a.datid = (select d.oid from pg_database d where d.datname = current_database()))
+          and not exists (select from pg_stat_replication r where r.pid = a.pid)),
+    snapshot as materialized (
+        select coalesce(max(s.seconds), 0) as seconds, coalesce(bool_or(s.seconds is null), false) as is_unknown,
+               max(age(s.backend_xmin)) filter (where s.seconds is null) as unknown_age
+        from session s where s.backend_xmin is not null)
     select jsonb_build_object(
-        'snapshot_seconds', (
-            select coalesce(extract(epoch from max(clock_timestamp() - coalesce(a.xact_start, a.query_start))), 0) from pg_stat_activity a
-            where a.backend_xmin is not null and a.backend_type <> 'walsender' and a.pid <> pg_backend_pid()
-              and (a.datid is null or a.datid = (select d.oid from pg_database d where d.datname = current_database()))),
+        'snapshot_seconds', (select case when not s.is_unknown then s.seconds end from snapshot s),
+        -- Of the sessions that the owner sees; and how many transactions began since the oldest snapshot of the others, null without one.
+        'snapshot_seen_seconds', (select s.seconds from snapshot s),
+        'snapshot_unseen_age', (select s.unknown_age from snapshot s),
+        -- Processes of the server are no clients.
+        'sessions_unseen', (select count(*) from session s where s.is_hidden and s.usesysid is not null),
+        'owner', quote_ident(current_user),
         'prepared_seconds', (select coalesce(extract(epoch from max(clock_timestamp() - p.prepared)), 0) from pg_prepared_xacts p where p.database = current_database()),
         'xmin_age', greatest(
             (select coalesce(max(age(a.backend_xmin)), 0) from pg_stat_activity a where a.pid <> pg_backend_pid()),
