@@ -19,7 +19,7 @@ from forebay.model.flows import FlowState
 from forebay.model.keys import KeyInfo
 from forebay.model.status import Failure, JobStatus
 from forebay.model.text import counted
-from forebay.policy.keys import key_answer
+from forebay.policy.keys import key_answer, next_probe
 from forebay.policy.retry import human_duration
 
 #: A due job that is not ready after this time is overdue; workers look for due jobs about once a
@@ -72,6 +72,8 @@ class Facts:
     key_permits: int | None = None
     next_start_at: datetime | None = None
     key_next_start_at: datetime | None = None
+    breaker_opened_at: datetime | None = None
+    probe_at: datetime | None = None
     before: int = 0
     last_id: int = 0
     is_past_retention: bool = False
@@ -464,7 +466,7 @@ def _closing(case: _Case) -> _Found | None:
 
 
 def _parked(case: _Case) -> _Found | None:
-    key, queue = case.facts.key, case.job.queue
+    key = case.facts.key
     if key is None:
         return None
     answer = f"{case.key_title(key.sort, key.key)}: {key_answer(key, case.facts.read_at)}"
@@ -474,13 +476,7 @@ def _parked(case: _Case) -> _Found | None:
         case "running" | "retry" if key.blocking_jobs:
             return _Found(answer, "ordering key", f"forebay doctor --job {key.blocking_jobs[0]}")
         case "breaker":
-            name = shlex.quote(key.waits_for or key.key)
-            command = (
-                f"forebay endpoints show {name}"
-                if case.job.endpoint is not None
-                else f"forebay keys show {queue} --limit-key {name}"
-            )
-            return _Found(answer, "limit", f"{command} shows the last error.")
+            return _open_breaker(case, key.waits_for or key.key, key.until)
         case "concurrency" | "rate" | "queue_concurrency" | "queue_rate":
             option = key.reason.removeprefix("queue_")
             if key.reason == option:
@@ -488,6 +484,18 @@ def _parked(case: _Case) -> _Found | None:
             return _Found(answer, "limit", case.raise_limit(option))
         case _:
             return _Found(answer)
+
+
+def _open_breaker(case: _Case, key: str, probe_at: datetime | None) -> _Found:
+    name = shlex.quote(key)
+    of, command = f"limit key {key}", f"forebay keys show {case.job.queue} --limit-key {name}"
+    if case.job.endpoint is not None:
+        of, command = f"endpoint {key}", f"forebay endpoints show {name}"
+    return _Found(
+        f"the breaker of {of} is open, {next_probe(probe_at, case.facts.read_at)}",
+        "limit",
+        f"{command} shows the last error.",
+    )
 
 
 def _held_hint(dead_id: int | None) -> str:
@@ -499,6 +507,9 @@ def _held_hint(dead_id: int | None) -> str:
 
 def _limits(case: _Case) -> _Found:
     facts = case.facts
+    if facts.breaker_opened_at is not None and facts.limit_key is not None:
+        # No claim has met the job yet.
+        return _open_breaker(case, facts.limit_key, facts.probe_at)
     limits = facts.limits or {}
     queue = case.job.queue
     for name, running, title in (
@@ -591,10 +602,11 @@ _QUESTIONS: Final[tuple[tuple[str, Callable[[_Case], _Found | None]], ...]] = (
     ("paused", _paused),
     ("key paused", _key_paused),
     ("closing", _closing),
-    ("handler", _handler),
     ("key", _parked),
     ("limits", _limits),
     ("ordering key", _key),
+    # Only now: a limit holds back jobs of a queue whose workers declare no kinds too.
+    ("handler", _handler),
     ("jobs before", _before),
     ("workers busy", _busy),
 )
