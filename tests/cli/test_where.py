@@ -263,3 +263,14 @@ def test_a_family_is_on_the_screen(where, forebay, conn):
     assert where(first, "--json").json["family"]["children"] == [
         {"job_id": second, "kind": "pack", "state": "ready"}
     ]
+
+
+def test_a_reason_and_its_hint_are_never_cut(where, forebay, database, conn):
+    """A narrow terminal gets more lines: the command at the end of a hint is what helps."""
+    job = enqueue(conn, queue="mail")
+    forebay("queues", "pause", "mail", "--new")
+    with Reader(database, queue="other" * 20):
+        screen = " ".join(where(job).out.split())
+        found = where(job, "--json").json["explanations"][0]
+    assert found["answer"] in screen
+    assert screen.endswith(f"→ {found['hint']}")

@@ -116,8 +116,9 @@ def _screen(found: Whereabouts, width: int) -> Iterator[Text]:
         facts.append(("", Text(f"and {counted(len(described) - _GROUPS_MAX, 'more group')}")))
     for name, value in facts:
         text = Text(value) if isinstance(value, str) else value
-        # A sentence may take two lines; of everything else a line shows the beginning.
-        parts = [text] if text.no_wrap else text.lines(max(20, width - _INDENT))[:2]
+        # A sentence is whole: a command at its end must not be cut. Of everything else a line shows
+        # the beginning.
+        parts = [text] if text.no_wrap else text.lines(max(20, width - _INDENT))
         for number, part in enumerate(parts):
             yield Text.assemble((f"{'' if number else name:{_INDENT}}", "dim"), part)
 
