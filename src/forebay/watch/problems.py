@@ -144,16 +144,22 @@ def judged(data: Mapping[str, Any]) -> list[Alert]:
     at = datetime.fromtimestamp(data["at"], UTC)
     records = {(one["code"], one["subject"], one["group"]): one for one in data["alerts"]}
     return [
-        _lasting(one, records.get((one.code, one.subject, one.group)), at)
+        _lasting(one, records.get((one.code, one.subject, one.group)), at, data["checked_at"])
         for one in alerts_of_all(data)
     ]
 
 
-def _lasting(alert: Alert, record: Mapping[str, Any] | None, at: datetime) -> Alert:
+def _lasting(
+    alert: Alert, record: Mapping[str, Any] | None, at: datetime, checked_at: float | None
+) -> Alert:
     since = min(alert.since or at, at)
     if record is not None:
         has_fired = record["fired_at"] is not None
-        if has_fired or at.timestamp() - record["seen_at"] < _SEEN_SECONDS:
+        # What the last check did not find was over, and begins anew, although its alert has not
+        # cleared yet.
+        was_over = record["seen_at"] < (checked_at or 0.0)
+        is_recent = has_fired or at.timestamp() - record["seen_at"] < _SEEN_SECONDS
+        if is_recent and not was_over:
             since = min(since, datetime.fromtimestamp(record["since"], UTC))
         if has_fired:
             return replace(
