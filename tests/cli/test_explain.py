@@ -46,7 +46,7 @@ def test_a_job_that_was_never_enqueued(explain, forebay, conn):
     assert forebay("doctor", "--job", 999_999).code == 1
 
 
-def test_a_job_whose_transaction_is_open_or_was_rolled_back(explain, database, conn):
+def test_a_job_whose_transaction_is_open_or_was_rolled_back(explain, forebay, database, conn):
     """
     Only committed jobs run; the session with the open transaction is named.
     """
@@ -56,6 +56,10 @@ def test_a_job_whose_transaction_is_open_or_was_rolled_back(explain, database, c
         found = explain(job_id, "unknown")
         assert "not committed" in found["answer"]
         assert "shop (pid" in found["hint"]
+        shown = forebay("jobs", "show", job_id)
+        assert shown.code != 0
+        assert "not committed" in shown.err
+        assert "shop (pid" in shown.err
         producer.execute("rollback")
     assert "rolled back" in explain(job_id, "unknown")["answer"]
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay._error import is_database_error
-from forebay.cli._alerts import MARKS, SEVERITIES, STATES
+from forebay.cli._alerts import MARKS, SEVERITIES, state_of
 from forebay.cli._database import address_of
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
@@ -74,7 +74,7 @@ def _print(out: Console, now: Sequence[Problem], others: Sequence[Problem]) -> N
         out.print(Text(f"and {len(now) - _SHOWN_MAX} more: forebay status --json", "dim"))
     for problem in others[:_OTHERS_MAX]:
         mark, style = MARKS[problem.state]
-        text = STATES[problem.state]
+        text = state_of(problem)
         if problem.state == "pending":
             text += f": {problem.cause}"
         elif problem.state == "noted":

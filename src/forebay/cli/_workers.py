@@ -229,7 +229,7 @@ def _serves(worker: WorkerOverview) -> str:
 
 def _end(worker: EndedWorker) -> str:
     by = "" if worker.signal is None else f" by {signal_name(worker.signal)}"
-    back = "; it is back" if worker.is_back else ""
+    back = "; it works again" if worker.is_back else ""
     return f"{worker.worker}  {worker.how}{by} {ago(worker.ended_at)}{back}"
 
 

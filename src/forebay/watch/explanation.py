@@ -170,10 +170,12 @@ def explain_absence(job_id: int, facts: Facts) -> Explanation:
         hint = f"A transaction that has enqueued jobs is open: {', '.join(facts.writers)}"
     else:
         what = (
-            f"no job has the id {job_id}: its transaction was rolled back, or another row has "
-            f"this number"
+            f"no job has the id {job_id}: ids have gaps, and a transaction that was rolled back"
+            f" leaves one"
         )
-        hint = "Look for an error or a rollback after the enqueue in the producer."
+        hint = (
+            "If a producer was given this id, look for an error or a rollback after its enqueue."
+        )
     return _explanation(job_id, None, "unknown", _Found(what, hint=hint), [Step("job", what)])
 
 
@@ -320,10 +322,10 @@ def _held(case: _Case) -> _Found | None:
             "worker silent",
             "Make sure that another worker runs: recovery needs one.",
         )
-    since = "" if job.claimed_at is None else f" since {case.length(job.claimed_at)}"
+    since = "" if job.claimed_at is None else f" {case.ago(job.claimed_at)}"
     if job.state is JobState.RUNNING:
         return _Found(
-            f"it runs: {worker} has it{since}{cancelling}",
+            f"it runs: {worker} took it{since}{cancelling}",
             "running",
             (
                 f"forebay jobs show {job.job_id} has its progress; forebay jobs cancel "
@@ -457,7 +459,7 @@ def _closing(case: _Case) -> _Found | None:
         return None
     return _Found(
         (
-            f"{case.queue} is being closed since {case.length(case.facts.closing_at)}: its "
+            f"{case.queue} has been closing for {case.length(case.facts.closing_at)}: its "
             f"jobs are given up"
         ),
         "closing",

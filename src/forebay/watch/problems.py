@@ -117,6 +117,7 @@ def problem_of(alert: Alert, state: Any = "holds") -> Problem:
         severity=alert.severity,
         state=state,
         since=alert.since,
+        for_seconds=alert.for_seconds,
         cause=alert.problem,
         command=command_in(alert.hint),
         hint=alert.hint,
