@@ -166,7 +166,7 @@ def test_a_job_in_the_hands_of_a_worker(explain, database, conn):
     job_id = enqueue(conn)
     with Reader(database) as reader:
         reader.claim_ready(1)
-        assert "default@test has claimed it" in explain(job_id, "claimed")["answer"]
+        assert "default@test claimed it" in explain(job_id, "claimed")["answer"]
         conn.execute(
             "insert into forebay.heartbeat select lease_id, clock_timestamp(), "
             "backend_pid, array[%s::bigint]"

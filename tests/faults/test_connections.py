@@ -434,7 +434,7 @@ async def test_a_call_that_is_cut_and_cancelled_logs_nothing(database, caplog):
 async def test_a_call_that_begins_after_the_end_of_a_session_waits_for_its_cancellation(
     database, caplog, is_open
 ):
-    """A duty of maintenance may be between two calls when its worker ends: no warning of psycopg."""
+    """A duty of maintenance may be between two calls when its worker ends, with no warning."""
     session = Session(database, name="test")
     if is_open:
         await session.run(protocol.now())

@@ -177,9 +177,9 @@ def show(
     client = client_of(dsn)
     try:
         found = client.job(job_id)
-    except JobNotFound as error:
+    except JobNotFound as missing:
         (reason,) = client.explain(job_id)
-        error.detail, error.hint = reason.answer, reason.hint
+        missing.detail, missing.hint = reason.answer, reason.hint
         raise
     histories = {history.group: history for history in client.job_history(job_id)}
     flows = {flow.group: flow for flow in client.flow(job_id, values=values)}

@@ -159,7 +159,8 @@ def _problem(problem: Problem, width: int) -> Text:
     if place:
         line.append(f" {cut_middle(place, max(16, width // 3))}", "bold")
     state = state_of(problem)
-    line.append(f": {state}{': ' if state else ''}{replaced_controls(problem.cause).replace(chr(10), ' ')}")
+    cause = replaced_controls(problem.cause).replace("\n", " ")
+    line.append(f": {state}: {cause}" if state else f": {cause}")
     return line
 
 

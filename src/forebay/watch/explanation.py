@@ -173,9 +173,7 @@ def explain_absence(job_id: int, facts: Facts) -> Explanation:
             f"no job has the id {job_id}: ids have gaps, and a transaction that was rolled back"
             f" leaves one"
         )
-        hint = (
-            "If a producer was given this id, look for an error or a rollback after its enqueue."
-        )
+        hint = "If a producer was given this id, look for an error or a rollback after its enqueue."
     return _explanation(job_id, None, "unknown", _Found(what, hint=hint), [Step("job", what)])
 
 
@@ -342,7 +340,7 @@ def _held(case: _Case) -> _Found | None:
             f"forebay doctor --job {case.facts.key_job}",
         )
     return _Found(
-        f"{worker} has claimed it{since} and starts it next: it has "
+        f"{worker} claimed it{since} and starts it next: it has "
         f"{counted(holder['jobs'], 'job')},"
         f" {holder['running']} of them running{cancelling}",
         "claimed",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.model.alerts import Alert
 from forebay.model.problems import Problem
 from forebay.model.text import counted
+from forebay.policy.retry import human_duration
 from forebay.watch.rules import CLEAR_SECONDS, alerts_of_all
 from forebay.watch.watched import NEW_SECONDS
 
@@ -52,7 +53,8 @@ def problems(data: Mapping[str, Any]) -> list[Problem]:
 
 
 def pauses(data: Mapping[str, Any]) -> list[Problem]:
-    """Return the paused queues with ready jobs: no problem, but why these do not start.
+    """Return the paused queues with ready jobs, and the workers that are silent and not yet lost:
+    no problem, but why jobs do not start or move.
 
     Args:
         data: see ``problems``.
@@ -71,7 +73,7 @@ def pauses(data: Mapping[str, Any]) -> list[Problem]:
         )
         for one in data["queues"]
         if one["paused_at"] is not None and one["ready"]
-    ]
+    ] + _silences(data)
 
 
 def _is_unchecked(data: Mapping[str, Any]) -> bool:
@@ -93,6 +95,25 @@ def _unchecked(data: Mapping[str, Any]) -> Alert:
         " or run forebay alerts regularly.",
         since=None if checked_at is None else datetime.fromtimestamp(checked_at, UTC),
     )
+
+
+def _silences(data: Mapping[str, Any]) -> list[Problem]:
+    """Return the workers whose heartbeat is overdue, and whose lease still has its jobs."""
+    found = []
+    for worker in data["workers"]:
+        if not worker["is_alive"] or data["at"] - worker["heartbeat_at"] <= worker["silent_after"]:
+            continue
+        silent = human_duration(round(data["at"] - worker["heartbeat_at"]))
+        lost_after = human_duration(worker["lease_seconds"])
+        alert = Alert(
+            code="silent",
+            subject=worker["worker"],
+            problem=f"silent for {silent}; after {lost_after} others take its jobs",
+            hint="See `forebay workers list`.",
+            since=datetime.fromtimestamp(worker["heartbeat_at"], UTC),
+        )
+        found.append(problem_of(alert, "noted"))
+    return found
 
 
 def in_order(found: Iterable[Problem]) -> list[Problem]:
