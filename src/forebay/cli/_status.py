@@ -38,8 +38,8 @@ def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
     The worst problems come first, each with since when, its cause, and what mends it. The exit
     code is 0 if there is nothing to do, 1 if there is a problem, and 2 if this cannot be told, as
     the database is unreachable or has no schema. No worker needs to be alive. A paused queue with
-    ready jobs, and a worker that is silent and not yet lost, are named last, and do not count as
-    problems.
+    ready jobs, and a silent worker whose jobs are still its own, are named last, and do not count
+    as problems.
     """
     from forebay.doctor.status import current_problems
 
