@@ -651,6 +651,28 @@ def test_an_application_that_is_none_is_named(forebay, tmp_path, source, said):
     assert said in answer.err
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def fails():\n    1 / 0\n\nfails()\n", "ZeroDivisionError: division by zero"),
+        ("import no_such_module_anywhere\n", "No module named 'no_such_module_anywhere'"),
+        ("x = (\n", "SyntaxError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_shows_the_frames_of_its_own_files(
+    forebay, tmp_path, source, said
+):
+    """One line says what is wrong; no frame of the import system or of this library follows."""
+    name = f"fails_{abs(hash(source))}"
+    (tmp_path / f"{name}.py").write_text(source)
+    answer = forebay("worker", f"{name}:app")
+    assert answer.code == 2
+    assert said in answer.err.splitlines()[0]
+    assert f"{name}.py" in answer.err
+    assert "importlib" not in answer.err
+    assert len(answer.err.splitlines()) <= 10, answer.err
+
+
 def test_small_segments_are_no_obstacle(forebay, conn):
     """
     Lists read over the borders of segments.

@@ -7,7 +7,7 @@ import pytest
 
 from forebay.client import Client
 from forebay.sending._presets import PRESETS, as_retries
-from tests.support.delivering import bury
+from tests.support.delivering import bury, send
 from tests.support.engine import Reader
 from tests.support.waiting import wait_for
 
@@ -111,7 +111,7 @@ def test_an_endpoint_is_disabled_and_enabled(forebay, database, conn):
     assert acts == ["endpoints.enable", "endpoints.disable", "endpoints.create"]
 
 
-def test_the_breaker_is_shown_and_reset(forebay, conn):
+def test_the_breaker_is_shown_and_reset(forebay, database, conn):
     """With its failures, its last error, and when the next probe may run."""
     forebay(*NEW, "--breaker-threshold", 2)
     report = [
@@ -129,7 +129,20 @@ def test_the_breaker_is_shown_and_reset(forebay, conn):
     out = forebay("endpoints", "show", "shop").out
     assert "next probe in" in out
     assert "failures in a row: 2, opens at 2" in out
-    assert forebay("endpoints", "reset", "shop").out == "endpoint shop: breaker closed\n"
+    job_id = send(conn, "shop")[0]
+    with Reader(database, "forebay.deliver") as reader:
+        conn.execute("select forebay.reset_endpoint('shop')")
+        (batch,) = reader.claim_all()
+        ended = {"offset": 1, "outcome": "retried", "after": 240, "error": {"message": "refused"}}
+        reader.settle(batch.claim_no, ended=[ended])
+        conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps(report)])
+    first, hint = forebay("endpoints", "reset", "shop").out.splitlines()
+    assert first == "endpoint shop: breaker closed"
+    assert forebay("jobs", "show", job_id, "--json").json[0]["state"] == "retrying"
+    # What is retrying keeps its time; the hint does what it says.
+    command = hint.removeprefix("→ forebay ").partition(" sends")[0].split()
+    assert forebay(*command, "--yes").code == 0
+    assert forebay("jobs", "show", job_id, "--json").json[0]["state"] == "ready"
     assert (
         forebay("endpoints", "reset", "shop").out == "endpoint shop: breaker was closed already\n"
     )

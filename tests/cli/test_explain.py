@@ -2,9 +2,12 @@
 with a next step.
 """
 
+import json
+
 import pytest
 
 from forebay.client import Client
+from tests.support.delivering import create_endpoint, send
 from tests.support.engine import Reader, connect, enqueue, one, open_group
 
 
@@ -43,7 +46,7 @@ def test_a_job_that_was_never_enqueued(explain, forebay, conn):
     assert forebay("doctor", "--job", 999_999).code == 1
 
 
-def test_a_job_whose_transaction_is_open_or_was_rolled_back(explain, database, conn):
+def test_a_job_whose_transaction_is_open_or_was_rolled_back(explain, forebay, database, conn):
     """
     Only committed jobs run; the session with the open transaction is named.
     """
@@ -53,6 +56,10 @@ def test_a_job_whose_transaction_is_open_or_was_rolled_back(explain, database, c
         found = explain(job_id, "unknown")
         assert "not committed" in found["answer"]
         assert "shop (pid" in found["hint"]
+        shown = forebay("jobs", "show", job_id)
+        assert shown.code != 0
+        assert "not committed" in shown.err
+        assert "shop (pid" in shown.err
         producer.execute("rollback")
     assert "rolled back" in explain(job_id, "unknown")["answer"]
 
@@ -159,7 +166,7 @@ def test_a_job_in_the_hands_of_a_worker(explain, database, conn):
     job_id = enqueue(conn)
     with Reader(database) as reader:
         reader.claim_ready(1)
-        assert "default@test has claimed it" in explain(job_id, "claimed")["answer"]
+        assert "default@test claimed it" in explain(job_id, "claimed")["answer"]
         conn.execute(
             "insert into forebay.heartbeat select lease_id, clock_timestamp(), "
             "backend_pid, array[%s::bigint]"
@@ -234,10 +241,10 @@ def test_a_kind_that_no_worker_has_declared_and_a_wrong_queue(explain, database,
     named.
     """
     one(conn, "select count(*) from forebay.record_kinds_v1('w', '{resize}', '{images}')")
-    misspelt = enqueue(conn, kind="resise")
+    misspelt = enqueue(conn, kind="resise", queue="images")
     wrong = enqueue(conn, kind="resize", queue="default")
     assert "belongs in queue images" in explain(wrong, "not served")["answer"]
-    with Reader(database) as reader:
+    with Reader(database, queue="images") as reader:
         lead(conn, reader)
         assert "declared a handler for resise" in explain(misspelt, "no handler")["answer"]
 
@@ -360,3 +367,78 @@ def test_the_screen_has_the_answer_the_next_step_and_the_questions(forebay, conn
     assert "✓ ended" in out
     shown = forebay("jobs", "show", job_id).out
     assert "no worker runs" in shown
+
+
+def declare_a_kind(conn):
+    """Record a kind of a queue that has nothing to do with the job, as any worker does."""
+    one(conn, "select count(*) from forebay.record_kinds_v1('w', '{resize}', '{images}')")
+
+
+def open_breaker(conn, queue, key):
+    conn.execute(
+        "insert into forebay.breaker (queue, key, failures, threshold, cooldown, cooldown_max,"
+        " opened_at, probe_at) values (%s, %s, 9, 9, 600, 600, now(), now() + interval '1 minute')",
+        [queue, key],
+    )
+
+
+@pytest.mark.parametrize("is_met", [False, True])
+def test_a_delivery_waits_for_the_probe_of_its_endpoint_and_for_no_handler(
+    explain, forebay, database, conn, is_met
+):
+    """Whether a claim has met it or not: the breaker is the cause, and its endpoint is named."""
+    declare_a_kind(conn)
+    endpoint = create_endpoint(conn, "local", "http", {"url": "https://example.com/"})
+    send(conn, "local")
+    report = {"endpoint_id": endpoint, "failures": 10, "answered": False, "error": "HTTP 500"}
+    conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps([report])])
+    with Reader(database, "forebay.deliver") as reader:
+        lead(conn, reader)
+        if is_met:
+            assert reader.claim_all() == []
+        (job,) = forebay("jobs", "list", "--queue", "forebay.deliver", "--json").json
+        found = explain(job["job_id"], "limit")
+        screens = [forebay("where", job["job_id"]), forebay("jobs", "show", job["job_id"])]
+    assert found["answer"].startswith("the breaker of endpoint local is open, next probe in ")
+    assert "forebay endpoints show local" in found["hint"]
+    for screen in screens:
+        words = " ".join(screen.out.split())
+        assert "breaker of endpoint local is open" in words
+        assert "handler for" not in words
+
+
+def test_an_open_breaker_of_a_limit_key_that_no_claim_has_met(explain, database, conn):
+    """The next probe, and the command that shows the key."""
+    open_breaker(conn, "crawl", "a.org")
+    job_id = enqueue(conn, queue="crawl", limit_key="a.org")
+    with Reader(database, "crawl") as reader:
+        lead(conn, reader)
+        found = explain(job_id, "limit")
+    assert found["answer"].startswith("the breaker of limit key a.org is open, next probe in ")
+    assert "forebay keys show crawl --limit-key a.org" in found["hint"]
+
+
+def test_a_worker_in_sql_declares_no_kinds_and_lacks_none(explain, forebay, database, conn):
+    """A limit that it has reached is the cause; without one, it takes the job."""
+    declare_a_kind(conn)
+    job_id = enqueue(conn, queue="mail")
+    with Reader(database, "mail") as reader:
+        lead(conn, reader)
+        explain(job_id, "soon")
+        forebay("queues", "limit", "mail", "--concurrency", 1)
+        enqueue(conn, queue="mail")
+        reader.claim_ready(1)
+        (waiting,) = forebay("jobs", "list", "--queue", "mail", "--state", "ready", "--json").json
+        found = explain(waiting["job_id"], "limit")
+    assert found["answer"] == "queue mail runs 1 of at most 1 jobs at once"
+
+
+def test_a_limit_comes_before_a_missing_handler(explain, forebay, database, conn):
+    """Also where other workers have declared kinds for the same queue."""
+    one(conn, "select count(*) from forebay.record_kinds_v1('w', '{resize}', '{mail}')")
+    forebay("queues", "limit", "mail", "--concurrency", 1)
+    enqueue(conn, queue="mail")
+    job_id = enqueue(conn, queue="mail")
+    with Reader(database, "mail") as reader:
+        reader.claim_ready(1)
+        explain(job_id, "limit")

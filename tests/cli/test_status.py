@@ -229,7 +229,9 @@ def test_a_breaker_that_opened_just_now_is_named_as_pending(forebay, conn):
     answer = forebay("status")
     assert answer.code == 0
     for out in (answer.out, forebay("top", "--once", "--every", "0.1").out):
-        assert "… breaker shop: not for long enough: the breaker of endpoint shop is open" in out
+        words = " ".join(out.split())
+        assert "… breaker shop: seen for " in words
+        assert "becomes a problem after 1 min" in words
     for command in (("status",), ("top", "--every", "0.1")):
         found = forebay(*command, "--json").json["problems"]
         assert [(one["name"], one["state"]) for one in found] == [("breaker shop", "pending")]
@@ -257,3 +259,21 @@ def test_what_cannot_be_told_has_a_code_of_its_own(command, empty_database):
     assert "forebay migrate" in answer.out
     answer = command("status", "--json", "--dsn", "host=/nowhere dbname=x")
     assert (answer.code, answer.json["verdict"]) == (2, "unknown")
+
+
+def test_a_worker_that_is_silent_and_not_yet_lost_is_named(forebay, database, conn):
+    """No problem yet, and not hidden: nothing else serves its queue. `workers list` says it too."""
+    enqueue(conn, queue="mail")
+    with Reader(database, "mail", lease_seconds=30) as reader:
+        reader.claim_ready()
+        conn.execute(
+            "update forebay.heartbeat set heartbeat_at = clock_timestamp() - interval '20 seconds'"
+        )
+        answer = forebay("status")
+        assert "nothing to do" in answer.out
+        words = " ".join(answer.out.split())
+        assert "silent default@test: silent for 2" in words
+        assert "after 30 s others take its jobs" in words
+        assert "silent for 2" in " ".join(forebay("workers", "list").out.split())
+        conn.execute("update forebay.heartbeat set heartbeat_at = clock_timestamp()")
+        assert "silent" not in forebay("status").out + forebay("workers", "list").out

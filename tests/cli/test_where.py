@@ -263,3 +263,32 @@ def test_a_family_is_on_the_screen(where, forebay, conn):
     assert where(first, "--json").json["family"]["children"] == [
         {"job_id": second, "kind": "pack", "state": "ready"}
     ]
+
+
+def test_a_reason_and_its_hint_are_never_cut(where, forebay, conn):
+    """A narrow terminal gets more lines: the command at the end of a hint is what helps."""
+    queue = "mail_" + "x" * 58
+    job = enqueue(conn, queue=queue)
+    forebay("queues", "pause", queue, "--new")
+    screen = " ".join(where(job).out.split())
+    found = where(job, "--json").json["explanations"][0]
+    assert f"no worker runs, so none serves queue {queue}" in screen
+    assert screen.endswith(f"→ {found['hint']}")
+
+
+def test_a_run_has_its_own_error_and_not_that_of_another_with_its_number(where, database, conn):
+    """A job that was lost comes again under the same number: each run has what became of it."""
+    job = enqueue(conn)
+    with Reader(database, suspect_seconds=0.001) as reader:
+        reader.claim()
+        shift_clock(conn, 60)
+        one(conn, "select jobs from forebay.revoke_lost_v1(100)")
+    with Reader(database) as reader:
+        batch = reader.claim_ready(1)
+        error = {"type": "ValueError", "message": "second"}
+        ended = [{"offset": 1, "outcome": "retried", "after": 3600, "error": error}]
+        reader.settle(batch.claim_no, ended=ended)
+    runs = [line for line in lines(where(job)) if line.startswith(("attempt 1", "1 again"))]
+    assert len(runs) == 2
+    assert "second" not in runs[0]
+    assert "second" in runs[1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from forebay import App, Cancel, Context, Dead, Retry, RetryPolicy, Snooze, TransactionContext
 from forebay.errors import ConfigError, InvalidJob, JobCancelled, SoftTimeout, WrongConnection
@@ -29,7 +30,7 @@ from forebay.testing import (
     travel,
     travel_async,
 )
-from forebay.testing._scratch import scratch_database, template_database
+from forebay.testing._scratch import address_in, scratch_database, template_database
 
 pytest_plugins = ["pytester"]
 
@@ -556,3 +557,20 @@ def test_the_limits_of_declared_queues_are_in_force(database):
     assert run_until_idle(mine).done == 5
     limits = {each.queue: each.limits.concurrency for each in mine.client().limits()}
     assert limits == {"polite": 1, "own": 7}
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "host=/tmp/x port=5 user=a dbname=b",
+        "postgresql://a:p%20w@h:55/b?sslmode=require",
+        "host=::1 user='a@b'",
+        "postgresql://h1:1,h2:2/x",
+        "",
+    ],
+)
+def test_the_address_of_a_test_database_is_a_url(server):
+    """SQLAlchemy and asyncpg take no keywords and values. Nothing of the server's is lost."""
+    url = address_in(server, "d b/")
+    assert url.startswith("postgresql://")
+    assert conninfo_to_dict(url) == conninfo_to_dict(server) | {"dbname": "d b/"}

@@ -422,10 +422,29 @@ async def test_a_call_that_is_cut_and_cancelled_logs_nothing(database, caplog):
             " where query like '%pg_sleep(60)%' and pid <> pg_backend_pid()"
         )
         await wait_for_async(lambda: one(watching, sleeps) == 1)
-    session.cut()
-    await session.call_ended(5.0)
+    await session.end(5.0)
     call.cancel()
     (ended,) = await asyncio.gather(call, return_exceptions=True)
     assert isinstance(ended, DatabaseUnavailable)
+    await session.close()
+    assert [record for record in caplog.records if record.name.startswith("psycopg")] == []
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_a_call_that_begins_after_the_end_of_a_session_waits_for_its_cancellation(
+    database, caplog, is_open
+):
+    """A duty of maintenance may be between two calls when its worker ends, with no warning."""
+    session = Session(database, name="test")
+    if is_open:
+        await session.run(protocol.now())
+    await session.end(5.0)
+    call = asyncio.create_task(session.run(protocol.now()))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    call.cancel()
+    (ended,) = await asyncio.gather(call, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError)
+    assert not session.is_open or is_open
     await session.close()
     assert [record for record in caplog.records if record.name.startswith("psycopg")] == []

@@ -607,3 +607,27 @@ async def test_open_breakers_of_limit_keys_are_one_alert_for_each_queue(database
     assert "and 2 more" in problem
     conn.execute("delete from forebay.breaker")
     assert await watch.wait(240) == set()
+
+
+async def test_an_alert_that_was_over_begins_anew(database, conn, watch):
+    """Within the two minutes in which it has not cleared: the database and the screens say since
+    when it holds this time.
+    """
+    call = "select count(*) from forebay.record_alerts_v1(%s::jsonb, 120)"
+    enqueue(conn, queue="mail")
+    watch.jump(2 * HOUR)
+    for _ in range(3):
+        assert ("unserved", "mail") in await watch.codes()
+        watch.jump(60)
+    first = conn.execute("select since from forebay.alert where code = 'unserved'").fetchone()
+    one(conn, call, "[]")
+    watch.jump(30)
+    with Reader(database, "mail") as reader:
+        reader.finish(reader.claim_ready())
+    enqueue(conn, queue="mail")
+    watch.jump(30)
+    checked = await acheck(database)
+    (shown,) = [each for each in checked.alerts if each.code == "unserved"]
+    (again,) = conn.execute("select since from forebay.alert where code = 'unserved'").fetchone()
+    assert again > first[0]
+    assert shown.since == again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 from forebay.cli._commands import Commands, argument, option
@@ -12,6 +13,7 @@ from forebay.cli.output import ago, print_json, table
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.text import human_bytes
+from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
     from forebay.cli.text import Console
@@ -21,8 +23,21 @@ commands = Commands()
 
 #: How a problem that does not hold, or not for long enough, is shown; and one that holds.
 MARKS: Final = {"pending": ("…", "dim"), "ending": ("✓", "dim"), "noted": ("‖", "dim")}
-STATES: Final = {"pending": "not for long enough", "ending": "over", "noted": "wanted"}
+_STATES: Final = {"ending": "over", "noted": "wanted"}
 SEVERITIES: Final = {"error": ("✗", "bold red"), "warning": ("!", "bold yellow")}
+
+
+def state_of(problem: Problem) -> str:
+    """Return the state of a problem in words; empty: it holds."""
+    if problem.state != "pending":
+        return _STATES.get(problem.state, "")
+    seen = 0.0
+    if problem.since is not None:
+        seen = max(0.0, (datetime.now(UTC) - problem.since).total_seconds())
+    return (
+        f"seen for {human_duration(round(seen))}, becomes a problem after"
+        f" {human_duration(problem.for_seconds)}"
+    )
 
 
 def alerts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -294,7 +295,11 @@ def disable(
 
 @commands.add("reset")
 def reset(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Close the breaker of an endpoint, and count its failures from 0."""
+    """Close the breaker of an endpoint, and count its failures from 0.
+
+    Deliveries that wait for a probe are sent. Those that are retrying keep their time: `forebay
+    jobs retry --endpoint ENDPOINT` sends them now.
+    """
     was_open = client_of(dsn).reset_endpoint(name)
     if as_json:
         print_json({"endpoint": name, "reset": was_open})
@@ -302,6 +307,10 @@ def reset(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
         console().print(
             f"endpoint {name}: breaker {'closed' if was_open else 'was closed already'}"
         )
+        if was_open:
+            console().print(
+                f"→ forebay jobs retry --endpoint {shlex.quote(name)} sends what is retrying, too"
+            )
 
 
 @commands.add("rotate-secret")

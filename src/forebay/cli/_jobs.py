@@ -25,6 +25,7 @@ from forebay.cli.output import (
     table,
 )
 from forebay.cli.text import Table, Text, console
+from forebay.errors import JobNotFound
 from forebay.model.archive import Family
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
@@ -174,7 +175,12 @@ def show(
     from forebay.model import JobState
 
     client = client_of(dsn)
-    found = client.job(job_id)
+    try:
+        found = client.job(job_id)
+    except JobNotFound as missing:
+        (reason,) = client.explain(job_id)
+        missing.detail, missing.hint = reason.answer, reason.hint
+        raise
     histories = {history.group: history for history in client.job_history(job_id)}
     flows = {flow.group: flow for flow in client.flow(job_id, values=values)}
     family = client.family(job_id)

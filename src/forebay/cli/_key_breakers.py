@@ -26,7 +26,9 @@ def reset(
 ) -> None:
     """Close the breaker of one limit key, and count its failures from 0.
 
-    Its jobs run at once. `forebay keys pause` stops the jobs of a key by hand.
+    Its jobs that wait for a probe run at once. Those that are retrying keep their time: `forebay
+    jobs retry --queue QUEUE --limit-key KEY` starts them now. `forebay keys pause` stops the jobs
+    of a key by hand.
     """
     was_open = client_of(dsn).reset_key(queue, limit_key)
     if as_json:

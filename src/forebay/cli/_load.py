@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.errors import ConfigError, shown
+from forebay._error import is_database_error
+from forebay.errors import ConfigError, ForebayError, shown
 
 if TYPE_CHECKING:
     from forebay.app import App
+
+#: The folder of this library.
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 
 _FORM = "Write module:attribute, as in `forebay worker shop.jobs:app`."
 
@@ -54,12 +60,13 @@ def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, st
         folder: where modules are looked for first. None: the current folder, as with ``python -m``.
 
     Raises:
-        ConfigError: the module or attribute does not exist, or is not an application.
+        ConfigError: the module or attribute does not exist, cannot be imported, or is not an
+            application.
     """
     from forebay.app import App, Jobs
 
     module_name, attribute = check_place(place, folder)
-    found: object = importlib.import_module(module_name)
+    found: object = _imported(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigError(
@@ -74,8 +81,33 @@ def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, st
     return found, (module_name, attribute, False)
 
 
+def _imported(module_name: str) -> object:
+    """Import the module of an application. What it raises is shown with the frames of the user's
+    files, and without those of the import system and of this library.
+    """
+    try:
+        return importlib.import_module(module_name)
+    except ForebayError:
+        raise
+    except Exception as error:
+        if is_database_error(error):
+            raise
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith((f"{_PACKAGE}{os.sep}", "<frozen importlib"))
+            and Path(frame.filename) != Path(importlib.__file__)
+        ]
+        *before, last = traceback.format_exception_only(error)
+        ours = ConfigError(
+            "app", f"names module {module_name}, which cannot be imported: {last.strip()}"
+        )
+        ours.detail = "".join([*traceback.format_list(frames), *before]).rstrip() or None
+        raise ours from error
+
+
 def _exists(module_name: str) -> bool:
-    # An ImportError raised inside the module is a mistake of the module and keeps its traceback.
+    # An ImportError raised inside a parent of the module is a mistake of that one.
     try:
         return importlib.util.find_spec(module_name) is not None
     except ModuleNotFoundError as error:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay._error import is_database_error
-from forebay.cli._alerts import MARKS, SEVERITIES, STATES
+from forebay.cli._alerts import MARKS, SEVERITIES, state_of
 from forebay.cli._database import address_of
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
@@ -38,7 +38,8 @@ def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
     The worst problems come first, each with since when, its cause, and what mends it. The exit
     code is 0 if there is nothing to do, 1 if there is a problem, and 2 if this cannot be told, as
     the database is unreachable or has no schema. No worker needs to be alive. A paused queue with
-    ready jobs is named last, and does not count as a problem.
+    ready jobs, and a silent worker whose jobs are still its own, are named last, and do not count
+    as problems.
     """
     from forebay.doctor.status import current_problems
 
@@ -74,7 +75,7 @@ def _print(out: Console, now: Sequence[Problem], others: Sequence[Problem]) -> N
         out.print(Text(f"and {len(now) - _SHOWN_MAX} more: forebay status --json", "dim"))
     for problem in others[:_OTHERS_MAX]:
         mark, style = MARKS[problem.state]
-        text = STATES[problem.state]
+        text = state_of(problem)
         if problem.state == "pending":
             text += f": {problem.cause}"
         elif problem.state == "noted":

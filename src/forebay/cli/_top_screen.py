@@ -9,7 +9,7 @@ from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from forebay._dataclass import dataclass
-from forebay.cli._alerts import MARKS, SEVERITIES, STATES
+from forebay.cli._alerts import MARKS, SEVERITIES, state_of
 from forebay.model.text import counted, human_bytes, replaced_controls
 from forebay.policy.keys import key_answer
 from forebay.policy.retry import human_duration
@@ -142,9 +142,13 @@ def _title(overview: Overview, view: View, width: int) -> Text:
 def _problems(found: Sequence[Problem], width: int, most: int) -> list[Text]:
     shown = found if len(found) <= most else found[: most - 1]
     lines = [_problem(problem, width) for problem in shown]
-    if len(found) > len(shown):
-        more = counted(len(found) - len(shown), "more problem")
-        lines.append(Text(f"  and {more}: forebay status", "dim"))
+    if left := found[len(shown) :]:
+        # What is over, or has not lasted long enough, is no problem.
+        now = sum(one.state == "holds" for one in left)
+        others = len(left) - now
+        more = [counted(now, "more problem")] * bool(now)
+        more += [f"{others:,} over or not counted yet"] * bool(others)
+        lines.append(Text(f"  and {', '.join(more)}: forebay status", "dim"))
     return lines or [Text.assemble(("✓ ", "bold green"), "nothing to do")]
 
 
@@ -154,8 +158,9 @@ def _problem(problem: Problem, width: int) -> Text:
     place = problem.name.removeprefix(problem.code).lstrip()
     if place:
         line.append(f" {cut_middle(place, max(16, width // 3))}", "bold")
-    state = f"{STATES[problem.state]}: " if problem.state in STATES else ""
-    line.append(f": {state}{replaced_controls(problem.cause).replace(chr(10), ' ')}")
+    state = state_of(problem)
+    cause = replaced_controls(problem.cause).replace("\n", " ")
+    line.append(f": {state}: {cause}" if state else f": {cause}")
     return line
 
 

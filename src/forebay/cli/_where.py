@@ -116,8 +116,9 @@ def _screen(found: Whereabouts, width: int) -> Iterator[Text]:
         facts.append(("", Text(f"and {counted(len(described) - _GROUPS_MAX, 'more group')}")))
     for name, value in facts:
         text = Text(value) if isinstance(value, str) else value
-        # A sentence may take two lines; of everything else a line shows the beginning.
-        parts = [text] if text.no_wrap else text.lines(max(20, width - _INDENT))[:2]
+        # A sentence is whole: a command at its end must not be cut. Of everything else a line shows
+        # the beginning.
+        parts = [text] if text.no_wrap else text.lines(max(20, width - _INDENT))
         for number, part in enumerate(parts):
             yield Text.assemble((f"{'' if number else name:{_INDENT}}", "dim"), part)
 
@@ -206,7 +207,7 @@ def _attempts(
     found: Whereabouts, job: JobStatus, history: JobHistory | None, most: int
 ) -> Iterator[tuple[str, Text]]:
     tries = [one for one in found.attempts if one.group == job.group and one.claimed_at is not None]
-    errors = {error.attempt: error for error in (history.errors if history else ())}
+    errors = _errors_of(tries, history.errors if history else ())
     shown = tries[-most:] if len(tries) > most else tries
     if len(shown) < len(tries):
         yield "attempts", Text(f"{len(tries) - len(shown)} earlier ones", style="dim")
@@ -214,8 +215,28 @@ def _attempts(
     for one in shown:
         # A job that was lost or released comes again under the same number.
         name = f"{one.attempt} again" if one.attempt == before else f"attempt {one.attempt}"
-        yield name, _attempt(one, errors.get(one.attempt))
+        yield name, _attempt(one, errors.get(one.claimed_at))
         before = one.attempt
+
+
+def _errors_of(
+    tries: Sequence[JobAttempt], errors: Sequence[Failure]
+) -> dict[datetime | None, Failure]:
+    """Return the error of each run, by the time of its claim. Runs may have the same number, as
+    those of a job whose worker was lost: an error is that of the last run that was claimed before.
+    """
+    found: dict[datetime | None, Failure] = {}
+    for error in errors:
+        own = [
+            one.claimed_at
+            for one in tries
+            if one.attempt == error.attempt
+            and one.claimed_at is not None
+            and one.claimed_at <= error.failed_at
+        ]
+        if own:
+            found[max(own)] = error
+    return found
 
 
 def _attempt(one: JobAttempt, error: Failure | None) -> Text:

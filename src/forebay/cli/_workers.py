@@ -65,6 +65,9 @@ def list_(
     for worker in found:
         out.print(one_line(_facts(worker)))
         out.print(one_line(f"  {_serves(worker)}"), style="dim")
+        if worker.is_silent and worker.heartbeat_at is not None:
+            silent = f"  silent for {ago(worker.heartbeat_at).removesuffix(' ago')}"
+            out.print(one_line(silent), style="yellow")
         if worker.stop_at is not None:
             out.print(one_line(f"  asked to stop {ago(worker.stop_at)} by {worker.stop_by}"))
         for job in worker.running_jobs:
@@ -229,7 +232,7 @@ def _serves(worker: WorkerOverview) -> str:
 
 def _end(worker: EndedWorker) -> str:
     by = "" if worker.signal is None else f" by {signal_name(worker.signal)}"
-    back = "; it is back" if worker.is_back else ""
+    back = "; it works again" if worker.is_back else ""
     return f"{worker.worker}  {worker.how}{by} {ago(worker.ended_at)}{back}"
 
 

@@ -298,15 +298,17 @@ class Session:
         if self._conn is not None:
             cut(self._conn)
 
-    async def call_ended(self, seconds: float) -> None:
-        """Wait until the call under way has ended, as after ``cut``, but not for longer than this.
+    async def end(self, seconds: float) -> None:
+        """Close the socket, and wait until the call under way has failed, but not for longer than
+        this. From now on a call waits until it is cancelled.
 
-        A call that is cancelled before it has noticed the closed socket would try to cancel its
-        query there, and psycopg would log that this failed.
+        A call that is cancelled before it has noticed the closed socket, or that begins on it,
+        would try to cancel its query there, and psycopg would log that this failed.
         """
+        self.cut()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._lock:
-                pass
+            async with asyncio.timeout(seconds):
+                await self._lock.acquire()  # For good: no further call gets it.
 
     @staticmethod
     def refused(error: BaseException) -> bool:

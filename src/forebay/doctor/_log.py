@@ -557,14 +557,18 @@ def _judge_breakers(rows: ResultRows) -> list[Finding]:
         what = f"breaker open, {probe}: {error or 'no error was recorded'}"
         if queue == "forebay.deliver":
             what = f"endpoint {key}: {what}"
-            remedy = f"Mend its cause; then forebay endpoints reset {key} sends at once."
+            remedy = (
+                f"Mend its cause; then forebay endpoints reset {key} sends what waits, and forebay"
+                f" jobs retry --endpoint {key} what is retrying."
+            )
             facts = {"endpoint": key}
         else:
             what = f"limit key {key} of queue {queue}: {what}"
             name = shlex.quote(key)
             remedy = (
-                f"Mend its cause; then forebay keys reset {queue} --limit-key {name} runs its"
-                " jobs at once."
+                f"Mend its cause; then forebay keys reset {queue} --limit-key {name} runs the"
+                f" jobs that wait, and forebay jobs retry --queue {queue} --limit-key {name} those"
+                " that are retrying."
             )
             facts = {"queue": queue, "limit_key": key}
         found.append(Finding("breakers", Level.WARNING, what, remedy, facts))

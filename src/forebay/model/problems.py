@@ -19,6 +19,7 @@ class Problem:
             over, and an alert until it has been over for two minutes; ``noted``, it is no
             problem by itself: a pause that is wanted, or what cannot be seen.
         since: its start; None if unknown.
+        for_seconds: how long it has to last until it counts.
         cause: what is wrong, in one sentence.
         command: the command or statement that mends it or shows more.
         hint: the whole advice; often just the command.
@@ -31,6 +32,7 @@ class Problem:
     severity: Literal["error", "warning"]
     state: Literal["holds", "pending", "ending", "noted"] = "holds"
     since: datetime | None = None
+    for_seconds: float = 0.0
     cause: str
     command: str
     hint: str

@@ -48,6 +48,8 @@ class WorkerOverview:
             its own process.
         stop_at: when it was asked to stop, by ``stop_workers``; None: it was not.
         stop_by: who asked it: the name given with ``acting_as``, else the role.
+        is_silent: its last heartbeat is older than it should be: others take its jobs when its
+            lease has ended.
     """
 
     worker: str
@@ -67,6 +69,7 @@ class WorkerOverview:
     processes: int | None = None
     stop_at: datetime | None = None
     stop_by: str | None = None
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

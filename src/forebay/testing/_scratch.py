@@ -5,8 +5,10 @@ at the end.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
 
 import psycopg
 import psycopg.conninfo
@@ -133,9 +135,28 @@ _CLEAN: Final = (
 )
 
 
+#: The name of one host, or an address of IPv4.
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+
 def address_in(server: str, database: str) -> str:
-    """Return the address of another database on a server."""
-    return psycopg.conninfo.make_conninfo(server, dbname=database)
+    """Return the address of another database on a server.
+
+    It is a URL, which other libraries take too: SQLAlchemy and asyncpg know no pairs of keywords
+    and values.
+    """
+    given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(server).items()}
+    given.pop("dbname", None)
+    login = quote(given.pop("user", ""), safe="")
+    if "password" in given:
+        login += f":{quote(given.pop('password'), safe='')}"
+    place = f"{login}@" if login else ""
+    if _NAME.fullmatch(given.get("host", "")):
+        port = given.pop("port", "")
+        place += given.pop("host") + (f":{port}" if port else "")
+    # A socket's folder, an address of IPv6 and several hosts stay in the query.
+    query = urlencode(given, quote_via=quote, safe="")
+    return f"postgresql://{place}/{quote(database, safe='')}{'?' if query else ''}{query}"
 
 
 def _admin(server: str, statement: str, *names: str) -> None:

@@ -19,7 +19,7 @@ from forebay.model.flows import FlowState
 from forebay.model.keys import KeyInfo
 from forebay.model.status import Failure, JobStatus
 from forebay.model.text import counted
-from forebay.policy.keys import key_answer
+from forebay.policy.keys import key_answer, next_probe
 from forebay.policy.retry import human_duration
 
 #: A due job that is not ready after this time is overdue; workers look for due jobs about once a
@@ -72,6 +72,8 @@ class Facts:
     key_permits: int | None = None
     next_start_at: datetime | None = None
     key_next_start_at: datetime | None = None
+    breaker_opened_at: datetime | None = None
+    probe_at: datetime | None = None
     before: int = 0
     last_id: int = 0
     is_past_retention: bool = False
@@ -168,10 +170,10 @@ def explain_absence(job_id: int, facts: Facts) -> Explanation:
         hint = f"A transaction that has enqueued jobs is open: {', '.join(facts.writers)}"
     else:
         what = (
-            f"no job has the id {job_id}: its transaction was rolled back, or another row has "
-            f"this number"
+            f"no job has the id {job_id}: ids have gaps, and a transaction that was rolled back"
+            f" leaves one"
         )
-        hint = "Look for an error or a rollback after the enqueue in the producer."
+        hint = "If a producer was given this id, look for an error or a rollback after its enqueue."
     return _explanation(job_id, None, "unknown", _Found(what, hint=hint), [Step("job", what)])
 
 
@@ -318,10 +320,10 @@ def _held(case: _Case) -> _Found | None:
             "worker silent",
             "Make sure that another worker runs: recovery needs one.",
         )
-    since = "" if job.claimed_at is None else f" since {case.length(job.claimed_at)}"
+    since = "" if job.claimed_at is None else f" {case.ago(job.claimed_at)}"
     if job.state is JobState.RUNNING:
         return _Found(
-            f"it runs: {worker} has it{since}{cancelling}",
+            f"it runs: {worker} took it{since}{cancelling}",
             "running",
             (
                 f"forebay jobs show {job.job_id} has its progress; forebay jobs cancel "
@@ -338,7 +340,7 @@ def _held(case: _Case) -> _Found | None:
             f"forebay doctor --job {case.facts.key_job}",
         )
     return _Found(
-        f"{worker} has claimed it{since} and starts it next: it has "
+        f"{worker} claimed it{since} and starts it next: it has "
         f"{counted(holder['jobs'], 'job')},"
         f" {holder['running']} of them running{cancelling}",
         "claimed",
@@ -455,7 +457,7 @@ def _closing(case: _Case) -> _Found | None:
         return None
     return _Found(
         (
-            f"{case.queue} is being closed since {case.length(case.facts.closing_at)}: its "
+            f"{case.queue} has been closing for {case.length(case.facts.closing_at)}: its "
             f"jobs are given up"
         ),
         "closing",
@@ -464,7 +466,7 @@ def _closing(case: _Case) -> _Found | None:
 
 
 def _parked(case: _Case) -> _Found | None:
-    key, queue = case.facts.key, case.job.queue
+    key = case.facts.key
     if key is None:
         return None
     answer = f"{case.key_title(key.sort, key.key)}: {key_answer(key, case.facts.read_at)}"
@@ -474,13 +476,7 @@ def _parked(case: _Case) -> _Found | None:
         case "running" | "retry" if key.blocking_jobs:
             return _Found(answer, "ordering key", f"forebay doctor --job {key.blocking_jobs[0]}")
         case "breaker":
-            name = shlex.quote(key.waits_for or key.key)
-            command = (
-                f"forebay endpoints show {name}"
-                if case.job.endpoint is not None
-                else f"forebay keys show {queue} --limit-key {name}"
-            )
-            return _Found(answer, "limit", f"{command} shows the last error.")
+            return _open_breaker(case, key.waits_for or key.key, key.until)
         case "concurrency" | "rate" | "queue_concurrency" | "queue_rate":
             option = key.reason.removeprefix("queue_")
             if key.reason == option:
@@ -488,6 +484,18 @@ def _parked(case: _Case) -> _Found | None:
             return _Found(answer, "limit", case.raise_limit(option))
         case _:
             return _Found(answer)
+
+
+def _open_breaker(case: _Case, key: str, probe_at: datetime | None) -> _Found:
+    name = shlex.quote(key)
+    of, command = f"limit key {key}", f"forebay keys show {case.job.queue} --limit-key {name}"
+    if case.job.endpoint is not None:
+        of, command = f"endpoint {key}", f"forebay endpoints show {name}"
+    return _Found(
+        f"the breaker of {of} is open, {next_probe(probe_at, case.facts.read_at)}",
+        "limit",
+        f"{command} shows the last error.",
+    )
 
 
 def _held_hint(dead_id: int | None) -> str:
@@ -499,6 +507,9 @@ def _held_hint(dead_id: int | None) -> str:
 
 def _limits(case: _Case) -> _Found:
     facts = case.facts
+    if facts.breaker_opened_at is not None and facts.limit_key is not None:
+        # No claim has met the job yet.
+        return _open_breaker(case, facts.limit_key, facts.probe_at)
     limits = facts.limits or {}
     queue = case.job.queue
     for name, running, title in (
@@ -591,10 +602,11 @@ _QUESTIONS: Final[tuple[tuple[str, Callable[[_Case], _Found | None]], ...]] = (
     ("paused", _paused),
     ("key paused", _key_paused),
     ("closing", _closing),
-    ("handler", _handler),
     ("key", _parked),
     ("limits", _limits),
     ("ordering key", _key),
+    # Only now: a limit holds back jobs of a queue whose workers declare no kinds too.
+    ("handler", _handler),
     ("jobs before", _before),
     ("workers busy", _busy),
 )

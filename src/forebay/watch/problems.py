@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.model.alerts import Alert
 from forebay.model.problems import Problem
 from forebay.model.text import counted
+from forebay.policy.retry import human_duration
 from forebay.watch.rules import CLEAR_SECONDS, alerts_of_all
 from forebay.watch.snapshot_rules import grant_to_see
 from forebay.watch.watched import NEW_SECONDS
@@ -53,7 +54,8 @@ def problems(data: Mapping[str, Any]) -> list[Problem]:
 
 
 def pauses(data: Mapping[str, Any]) -> list[Problem]:
-    """Return the paused queues with ready jobs: no problem, but why these do not start.
+    """Return the paused queues with ready jobs, and the workers that are silent and not yet lost:
+    no problem, but why jobs do not start or move.
 
     Args:
         data: see ``problems``.
@@ -72,7 +74,7 @@ def pauses(data: Mapping[str, Any]) -> list[Problem]:
         )
         for one in data["queues"]
         if one["paused_at"] is not None and one["ready"]
-    ]
+    ] + _silences(data)
 
 
 def unseen(data: Mapping[str, Any]) -> list[Problem]:
@@ -119,6 +121,25 @@ def _unchecked(data: Mapping[str, Any]) -> Alert:
     )
 
 
+def _silences(data: Mapping[str, Any]) -> list[Problem]:
+    """Return the workers whose heartbeat is overdue, and whose lease still has its jobs."""
+    found = []
+    for worker in data["workers"]:
+        if not worker["is_alive"] or data["at"] - worker["heartbeat_at"] <= worker["silent_after"]:
+            continue
+        silent = human_duration(round(data["at"] - worker["heartbeat_at"]))
+        lost_after = human_duration(worker["lease_seconds"])
+        alert = Alert(
+            code="silent",
+            subject=worker["worker"],
+            problem=f"silent for {silent}; after {lost_after} others take its jobs",
+            hint="See `forebay workers list`.",
+            since=datetime.fromtimestamp(worker["heartbeat_at"], UTC),
+        )
+        found.append(problem_of(alert, "noted"))
+    return found
+
+
 def in_order(found: Iterable[Problem]) -> list[Problem]:
     """Return problems with the worst first, and of these the oldest."""
     return sorted(
@@ -141,6 +162,7 @@ def problem_of(alert: Alert, state: Any = "holds") -> Problem:
         severity=alert.severity,
         state=state,
         since=alert.since,
+        for_seconds=alert.for_seconds,
         cause=alert.problem,
         command=command_in(alert.hint),
         hint=alert.hint,
@@ -168,16 +190,22 @@ def judged(data: Mapping[str, Any]) -> list[Alert]:
     at = datetime.fromtimestamp(data["at"], UTC)
     records = {(one["code"], one["subject"], one["group"]): one for one in data["alerts"]}
     return [
-        _lasting(one, records.get((one.code, one.subject, one.group)), at)
+        _lasting(one, records.get((one.code, one.subject, one.group)), at, data["checked_at"])
         for one in alerts_of_all(data)
     ]
 
 
-def _lasting(alert: Alert, record: Mapping[str, Any] | None, at: datetime) -> Alert:
+def _lasting(
+    alert: Alert, record: Mapping[str, Any] | None, at: datetime, checked_at: float | None
+) -> Alert:
     since = min(alert.since or at, at)
     if record is not None:
         has_fired = record["fired_at"] is not None
-        if has_fired or at.timestamp() - record["seen_at"] < _SEEN_SECONDS:
+        # What the last check did not find was over, and begins anew, although its alert has not
+        # cleared yet.
+        was_over = record["seen_at"] < (checked_at or 0.0)
+        is_recent = has_fired or at.timestamp() - record["seen_at"] < _SEEN_SECONDS
+        if is_recent and not was_over:
             since = min(since, datetime.fromtimestamp(record["since"], UTC))
         if has_fired:
             return replace(

@@ -362,7 +362,7 @@ def _of_breakers(watched: Watched) -> Iterator[Alert]:
             hint=(
                 f"Their jobs wait until a probe succeeds. `forebay keys show {queue} "
                 f"--limit-key {key}` tells more; `forebay keys reset {queue} --limit-key {key}` "
-                f"lets them run at once."
+                f"lets them run at once; retrying ones keep their time."
             ),
             since=watched.instant(facts["opened_at"]),
             for_seconds=watched.threshold("breaker_for", queue),

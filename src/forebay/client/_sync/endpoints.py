@@ -167,7 +167,8 @@ class Endpoints(ClientBase):
     def reset_endpoint(self, name: str, *, conn: SyncConnection | None = None) -> bool:
         """Close the breaker of an endpoint and count its failures from 0.
 
-        Return whether the breaker was open.
+        Deliveries that wait for a probe are sent; those that are retrying keep their time. Return
+        whether the breaker was open.
 
         Raises:
             EndpointNotFound: no endpoint has this name.

@@ -234,9 +234,8 @@ class Worker:
         heartbeat = self._heartbeat
         heartbeat.stop()
         sessions = (self._claims, self._settles, self._maintenance_session)
-        for session in sessions:
-            session.cut()  # A server that is gone would not answer a cancel request.
-        await asyncio.gather(*(session.call_ended(_CUT_SECONDS) for session in sessions))
+        # A server that is gone would not answer a cancel request.
+        await asyncio.gather(*(session.end(_CUT_SECONDS) for session in sessions))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

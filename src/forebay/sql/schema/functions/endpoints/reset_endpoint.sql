@@ -1,7 +1,8 @@
 -- grant: operator
 
 -- Close the breaker of an endpoint, and count its failures from 0. Returns whether the breaker was
--- open.
+-- open. The deliveries that wait for a probe are sent; one that is retrying keeps its
+-- time: forebay.change_jobs('retry', '{"endpoint": NAME}') sends it, too.
 --
 -- Errors: JQ050 no such endpoint.
 -- Locks: as forebay.alter_endpoint().

@@ -14,7 +14,8 @@
 --   workers, others        names of living workers that serve the group, and of other living
 --                          workers, at most 5 each
 --   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they
---                          have declared any kind
+--                          have declared any kind for its queue: deliverers, drains and workers in
+--                          SQL declare none
 --   tick_ended_at, tick_expected_by
 --                          of the ticks that serve the group, as forebay.ticks() has them
 --   last_claim_at, last_claim_by, last_claim_alive
@@ -29,6 +30,9 @@
 --   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --                          of a queue or key with limits
+--   breaker_opened_at, probe_at
+--                          while the breaker of the limit key is open: since when; from when on a
+--                          job may pass, null: one does now
 --   before                 ready jobs that come first: of a better priority, or earlier in the
 --                          job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
@@ -70,7 +74,7 @@ begin
                      'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'resume_at', v_group.resume_at, 'closing_at', v_group.closing_at,
                      'is_suspect', coalesce(v_row.audience < 0, false),
                      'kind_queue', (select k.queue from forebay.kind_queue k where k.kind = v_row.kind),
-                     'has_kinds', exists (select from forebay.kind_queue))
+                     'has_kinds', exists (select from forebay.kind_queue k where k.queue = v_group.queue))
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
@@ -80,6 +84,9 @@ begin
                                 and coalesce(p.begins_at <= forebay._now(), true) and coalesce(p.resume_at > forebay._now(), true)
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))
                               order by p.sort desc limit 1), '{}')
+                 || coalesce((select jsonb_build_object('breaker_opened_at', b.opened_at, 'probe_at', b.probe_at)
+                              from forebay.breaker b
+                              where b.queue = v_group.queue and b.key = v_row.limit_key and b.opened_at is not null), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.xid, v_row.seq));
         return next;

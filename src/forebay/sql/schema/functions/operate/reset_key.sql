@@ -1,6 +1,7 @@
 -- grant: operator
 
--- Close the breaker of a limit key by hand, and count its failures from 0: its jobs run again at once.
+-- Close the breaker of a limit key by hand, and count its failures from 0: the jobs that wait for
+-- a probe run at once. A job that is retrying keeps its time.
 -- Returns whether the breaker was open. To stop the jobs of a key by hand, pause the key:
 -- forebay.pause_key().
 --

@@ -16,6 +16,8 @@
 --   processes     child processes that run its handlers; null: they run in the worker
 --   stop_at, stop_by
 --                 when it was asked to stop, and by whom; null: it was not
+--   is_silent     its last heartbeat is older than it should be; others take its jobs when its
+--                 lease has ended
 --
 -- Errors: JQ001 a bad number.
 -- See: docs/howto/run-workers.md#see-and-change-running-workers
@@ -23,7 +25,7 @@
 create function forebay.workers(jobs integer default 5)
 returns table (worker text, host text, pid integer, group_name text, queues text[], app text, app_version text,
                forebay_version text, started_at timestamptz, heartbeat_at timestamptz, concurrency integer, memory_bytes bigint,
-               running integer, running_jobs jsonb, processes integer, stop_at timestamptz, stop_by text)
+               running integer, running_jobs jsonb, processes integer, stop_at timestamptz, stop_by text, is_silent boolean)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -37,7 +39,7 @@ begin
     return query
     with leases as (
         select l.worker, array_agg(l.lease_id order by l.opened_at desc) as ids, (array_agg(l.details order by l.opened_at desc))[1] as details,
-               min(l.opened_at) as opened_at
+               min(l.opened_at) as opened_at, (array_agg(l order by l.opened_at desc))[1] as newest
         from forebay.lease l where l.closed_at is null group by l.worker)
     select l.worker, l.details ->> 'host', (l.details ->> 'pid')::numeric::integer, l.details ->> 'group',
            (select array_agg(q) from jsonb_array_elements_text(nullif(l.details -> 'queues', 'null')) q),
@@ -45,7 +47,8 @@ begin
            coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), h.heartbeat_at,
            coalesce(s.concurrency, (l.details ->> 'concurrency')::numeric::integer), h.memory_kb * 1024::bigint,
            coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]'), (l.details ->> 'processes')::numeric::integer,
-           s.stop_at, s.stop_by
+           s.stop_at, s.stop_by,
+           coalesce(forebay._now() - h.heartbeat_at > make_interval(secs => forebay._silent_after(l.newest, h.running_jobs)), false)
     from leases l
     left join lateral (select b.heartbeat_at, b.running_jobs, b.memory_kb
                        from unnest(l.ids) i (lease_id)

@@ -371,6 +371,7 @@ as $$
                'delivers', coalesce(l.details -> 'queues' <@ '["forebay.publish", "forebay.deliver"]', false),
                'is_alive', coalesce(h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds), false), 'heartbeat_at', extract(epoch from h.heartbeat_at),
                'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0),
+               'silent_after', forebay._silent_after(l, h.running_jobs), 'lease_seconds', l.lease_seconds,
                -- Workers of an older release do not say it.
                'schedules', coalesce(l.details ->> 'schedules', 'true')::boolean) order by l.worker), '[]')
     from forebay.lease l
@@ -378,6 +379,12 @@ as $$
                        where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
     where l.closed_at is null
 $$;
+
+
+-- After how many seconds without a heartbeat something is wrong with a worker; an idle one sends them less often.
+create function forebay._silent_after(l forebay.lease, p_running bigint[]) returns double precision
+language sql immutable
+as $$ select greatest(l.suspect_seconds, case when coalesce(cardinality(p_running), 0) = 0 then l.lease_seconds / 2 end) $$;
 
 
 -- Endpoints: what waits, dead letters that were not redriven, up to 10,000 of each, the breaker, and calls of the last two minutes.

@@ -22,8 +22,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_now constant timestamptz := forebay._now();
-    v_row record;
+    v_now    constant timestamptz := forebay._now();
+    v_before timestamptz;  -- the check before this one
+    v_row    record;
 begin
     if (jsonb_typeof(p_found) = 'array' and jsonb_array_length(p_found) <= 1000 and p_clear_seconds between 0 and 86400) is not true then
         raise exception using errcode = 'JQ001', message = 'alerts are an array of at most 1,000 objects, and p_clear_seconds is 0 to 86400';
@@ -32,6 +33,7 @@ begin
     if not forebay._try_lock('alert') then
         return;
     end if;
+    v_before := (select max(c.checked_at) from forebay.alert_check c);
     insert into forebay.alert_check (checked_at) values (v_now) on conflict on constraint alert_check_pkey do update set checked_at = excluded.checked_at;
     perform forebay._sample_space(v_now);
     insert into forebay.alert as a (code, subject, group_name, severity, problem, hint, since, seen_at)
@@ -43,7 +45,9 @@ begin
           from jsonb_array_elements(p_found) e) f
     on conflict on constraint alert_pkey do update
     set severity = excluded.severity, problem = excluded.problem, hint = excluded.hint, seen_at = excluded.seen_at,
-        since = case when a.fired_at is null and a.seen_at < v_now - interval '3 minutes' then excluded.since else least(a.since, excluded.since) end;
+        -- What the check before did not find was over, and begins anew, although its alert has not cleared yet.
+        since = case when a.seen_at < v_before or a.fired_at is null and a.seen_at < v_now - interval '3 minutes' then excluded.since
+                     else least(a.since, excluded.since) end;
 
     for v_row in
         update forebay.alert a set fired_at = v_now
