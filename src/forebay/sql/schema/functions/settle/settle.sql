@@ -371,6 +371,7 @@ begin
     -- Jobs with limit keys that were parked may be of another lane than the batch.
     select l.queue, i.priority, l.audience into v_lane
     from forebay.lane l, forebay.lane i where l.lane = p_lane and i.lane = p_row.lane limit 1;
+    perform forebay._leave_wait(coalesce(p_row.job_id, p_row.seq), p_group_id);
     if p_item #> '{flow,steps}' is not null then
         perform forebay._record_steps(p_item #> '{flow,steps}');
     end if;
