@@ -207,7 +207,7 @@ class Verbs:
                 yield functools.partial(flow.rest, name, key)
                 if flow.unwound is not None:
                     raise flow.unwound
-            ended = Ended(0, "retried", after=decision.seconds)
+            ended = Ended(0, "retried", after=decision.seconds, of_step=True)
             # The log and the history count the attempts of the step.
             job = msgspec.structs.replace(job, max_attempts=most)
             ended.error = error_record(job, described, message=f"step {shown}: {described.message}")
