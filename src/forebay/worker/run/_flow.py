@@ -125,7 +125,7 @@ class Flow:
         self._knows = False
         self._waits = False
         #: Whether a verb of this attempt has raised the recorded cancellation.
-        self._is_told = False
+        self._has_raised = False
 
     def forgotten(self) -> list[str]:
         """Return the names of the recorded steps that the handler has not asked for.
@@ -300,7 +300,7 @@ class Flow:
         for each in (name, *also):
             if (each, text) in found:
                 if found[each, text].kind == "c":
-                    self._is_told = True
+                    self._has_raised = True
                     raise self._recorded_cancellation(each)
                 if found[each, text].kind not in kinds:
                     verb, recorded = _VERBS[kinds[0]], _VERBS[found[each, text].kind]
@@ -325,10 +325,10 @@ class Flow:
             JobCancelled: the job was cancelled.
         """
         found = yield from self.load()
-        if self._is_told or all(step.kind != "c" for step in found.values()):
+        if self._has_raised or all(step.kind != "c" for step in found.values()):
             return
         yield from self.record("c", name, key, msgspec.UNSET)
-        self._is_told = True
+        self._has_raised = True
         raise self._recorded_cancellation(name)
 
     def recorded(self, name: object, key: object, kinds: str) -> Checkpoint | None:
