@@ -123,6 +123,7 @@ class Ended:
         key_works: for the breaker of its kind: whether the attempt shows that the limit key works,
             or has failed; unset if it says nothing, or is done.
         attempts: how many attempts count as used, this one included; unset: one more than before.
+        of_step: the policy of a step has decided; the queue's maximum of attempts does not count.
         flow: with the outcome snoozed: what the flow waits for.
     """
 
@@ -138,6 +139,7 @@ class Ended:
     millis: int | msgspec.UnsetType = msgspec.UNSET
     key_works: bool | msgspec.UnsetType = msgspec.UNSET
     attempts: int | msgspec.UnsetType = msgspec.UNSET
+    of_step: bool | msgspec.UnsetType = msgspec.UNSET
     flow: FlowEnd | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -124,6 +124,8 @@ class Flow:
         self._cancelled: JobCancelled | None = None
         self._knows = False
         self._waits = False
+        #: Whether a verb of this attempt has raised the recorded cancellation.
+        self._has_raised = False
 
     def forgotten(self) -> list[str]:
         """Return the names of the recorded steps that the handler has not asked for.
@@ -298,15 +300,36 @@ class Flow:
         for each in (name, *also):
             if (each, text) in found:
                 if found[each, text].kind == "c":
-                    where = f"while step {each!r} waited"
-                    raise JobCancelled(self.held.row.job_id, reason=where)
+                    self._has_raised = True
+                    raise self._recorded_cancellation(each)
                 if found[each, text].kind not in kinds:
                     verb, recorded = _VERBS[kinds[0]], _VERBS[found[each, text].kind]
                     raise StepChanged(
                         shown_step(each, text), f"result of {verb}()", f"{recorded}() recorded it"
                     )
                 return found[each, text]
+        if ("", None) in found:
+            yield from self.stop_if_cancelled(name, key)
         return None
+
+    def _recorded_cancellation(self, name: str) -> JobCancelled:
+        return JobCancelled(self.held.row.job_id, reason=f"while step {name!r} waited")
+
+    def stop_if_cancelled(self, name: str, key: object) -> Generator[Any, Any, None]:
+        """Raise a cancellation that no verb has raised, in a verb that would wait.
+
+        The code may have no verb of that name any more, or the job was cancelled between two verbs.
+        It becomes a checkpoint here, so later attempts raise it at the same place.
+
+        Raises:
+            JobCancelled: the job was cancelled.
+        """
+        found = yield from self.load()
+        if self._has_raised or all(step.kind != "c" for step in found.values()):
+            return
+        yield from self.record("c", name, key, msgspec.UNSET)
+        self._has_raised = True
+        raise self._recorded_cancellation(name)
 
     def recorded(self, name: object, key: object, kinds: str) -> Checkpoint | None:
         """Return what is recorded for a step, and note that it was asked for, as ``find`` does.

@@ -207,7 +207,7 @@ class Verbs:
                 yield functools.partial(flow.rest, name, key)
                 if flow.unwound is not None:
                     raise flow.unwound
-            ended = Ended(0, "retried", after=decision.seconds)
+            ended = Ended(0, "retried", after=decision.seconds, of_step=True)
             # The log and the history count the attempts of the step.
             job = msgspec.structs.replace(job, max_attempts=most)
             ended.error = error_record(job, described, message=f"step {shown}: {described.message}")
@@ -234,7 +234,9 @@ class Verbs:
                 left = seconds_left(found, began)
                 if left <= 0:
                     return
+                yield from flow.stop_if_cancelled(name, key)
                 raise flow.park(name, until_in(FlowEnd(), began, left))
+            yield from flow.stop_if_cancelled(name, key)
             value = {"seconds": seconds} if at is None else {"until": at.isoformat()}
             step = flow.new("z", name, key, msgspec.Raw(msgspec.json.encode(value)))
             raise flow.park(name, until_in(FlowEnd([step]), value, seconds or 0.0))
@@ -252,6 +254,7 @@ class Verbs:
             address = str(flow.held.row.job_id) if key is None else checked_signal_key(name, key)
             found = yield from flow.find(name, step_key, "pwtx")
             if found is None:
+                yield from flow.stop_if_cancelled(name, step_key)
                 value = {"key": address, "seconds": seconds}
                 step = flow.new("p", name, step_key, msgspec.Raw(msgspec.json.encode(value)))
                 wait = Wait(name, address, name, text_of(step_key))
@@ -263,6 +266,7 @@ class Verbs:
                 left = None if seconds is None else seconds - found.age
                 wait = Wait(name, began["key"], found.name, found.key)
                 if left is None or left > 0:
+                    yield from flow.stop_if_cancelled(name, step_key)
                     raise self._park_wait(wait, [], left)
                 no = flow.new("t", name, step_key, msgspec.UNSET).no
                 try:
@@ -299,6 +303,7 @@ class Verbs:
                 raise StepRefused(name, f"has on_dead={shown(on_dead)}, not 'raise' or 'collect'")
             found = yield from flow.find(name, key, "g")
             if found is None:
+                yield from flow.stop_if_cancelled(name, key)
                 given = calls_of(name, calls, flow.call.jobs[0].correlation_id)
                 if not given:
                     yield from flow.record("g", name, key, msgspec.UNSET)
@@ -325,6 +330,7 @@ class Verbs:
             began = msgspec.json.decode(found.value)
             ends = yield functools.partial(flow.store.gathered, flow.held, int(began["gather"]))
             if any(end.outcome is None for end in ends):
+                yield from flow.stop_if_cancelled(name, key)
                 raise flow.park(name, FlowEnd(gather=began["gather"]))
             return self._results(name, key, ends, calls, on_dead)
 

@@ -267,7 +267,10 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     of_flow = [each for each in leaves(error) if isinstance(each, FlowError)]
     if of_flow:
         reason = "exhausted" if isinstance(of_flow[0], StepFailed) else "permanent"
-        return dead(kind, job, reason, described)
+        ended = dead(kind, job, reason, described)
+        if reason == "exhausted":
+            ended.of_step = True
+        return ended
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
     if isinstance(decision, GiveUp):
         ended = dead(kind, job, decision.reason, described)

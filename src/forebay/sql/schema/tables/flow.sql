@@ -29,7 +29,7 @@ create table forebay.signal (
 );
 create index signal_by_time on forebay.signal (sent_at);
 
--- The flow that waits for a signal, or has waited and not begun to run again.
+-- The flow that waits for a signal, or has waited, and its attempt has not ended. See forebay._leave_wait().
 create table forebay.waiter (
     name     text collate "C" not null,
     key      text collate "C" not null,

@@ -140,7 +140,7 @@ begin
     end if;
     insert into forebay.step (job_id, group_id, at, no, kind, name, key)
     values (p_job_id, p_group_id, forebay._now(), forebay._next_step(p_job_id, p_group_id), 'c', v_waits.step, v_waits.step_key);
-    delete from forebay.waiter i where i.job_id = p_job_id and i.group_id = p_group_id;
+    perform forebay._leave_wait(p_job_id, p_group_id);
     if v_waits.gather_id is not null then
         perform forebay._cancel_children(v_waits.gather_id, 0);
     end if;
@@ -163,7 +163,7 @@ begin
                       where t.job_id = p_job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = s.group_id))
     loop
         perform forebay._move_deferred_rows('retry', '{}', array[p_job_id], array[forebay._parked_row(p_job_id, v_group.group_id)]);
-        delete from forebay.waiter i where i.job_id = p_job_id and i.group_id = v_group.group_id;
+        perform forebay._leave_wait(p_job_id, v_group.group_id);
         perform forebay._cancel_children(g.gather_id, 0) from forebay.gather g where g.job_id = p_job_id and g.group_id = v_group.group_id;
     end loop;
 end
@@ -177,7 +177,7 @@ language plpgsql volatile
 as $$
 begin
     if pg_sequence_last_value('forebay.flow_seq') is not null then
-        delete from forebay.waiter w where w.job_id = any (p_job_ids) and w.group_id = p_group_id;
+        perform forebay._leave_wait(u, p_group_id) from unnest(p_job_ids) u;
         perform forebay._wake_flows_later(jsonb_build_object('children_of', g.gather_id, 'after', 0))
         from forebay.gather g
         where g.job_id = any (p_job_ids) and g.group_id = p_group_id and forebay._ended_children(g.gather_id) < g.children;

@@ -32,10 +32,11 @@ begin
     if not exists (select from forebay.step s
                    where s.job_id = p_job_id and s.group_id = p_group_id and s.no = p_no
                      and s.kind in ('w', 't') and s.name = v_step and s.key is not distinct from v_key) then
-        delete from forebay.waiter w where w.job_id = p_job_id and w.group_id = p_group_id;
+        perform forebay._leave_wait(p_job_id, p_group_id);
         delete from forebay.signal s
         where s.name = p_wait ->> 'name' and s.key = p_wait ->> 'key'
-          and not exists (select from forebay.waiter w where w.name = s.name and w.key = s.key)
+          and not exists (select from forebay.waiter w
+                          where w.name = s.name and w.key = s.key and forebay._parked_row(w.job_id, w.group_id) is not null)
         returning s.payload into v_payload;
         v_sent := found;
         insert into forebay.step (job_id, group_id, at, no, kind, name, key, value)

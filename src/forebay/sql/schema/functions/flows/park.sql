@@ -17,9 +17,9 @@ declare
     v_holder bigint;
 begin
     if v_wait is not null then
-        delete from forebay.waiter w where w.job_id = v_job_id and w.group_id = p_group_id;
+        -- One whose time is over takes no signal from another flow: see forebay.end_wait_v1().
         delete from forebay.waiter w
-        where w.name = v_wait ->> 'name' and w.key = v_wait ->> 'key' and forebay._is_over(w.job_id, w.group_id);
+        where w.name = v_wait ->> 'name' and w.key = v_wait ->> 'key' and (w.until <= v_now or forebay._is_over(w.job_id, w.group_id));
         insert into forebay.waiter (name, key, job_id, group_id, step, step_key, since, until)
         values (v_wait ->> 'name', v_wait ->> 'key', v_job_id, p_group_id, v_wait ->> 'step', v_wait ->> 'step_key', v_now, v_until)
         on conflict (name, key) do nothing;
@@ -35,6 +35,22 @@ begin
         perform forebay._wake_flows_later(jsonb_build_object('gather', p_flow -> 'gather', 'exact', true));
     end if;
     return coalesce(v_until, v_now + interval '100 years');
+end
+$$;
+
+
+-- A flow leaves its wait, if it has one: it has ended, was cancelled, or begins to wait anew or for something else.
+--
+-- Invariant "parked on this wait": a waiter of a flow that has a row that waits for its time is what this row waits for. So whatever writes
+-- such a row, a retry too, calls this before. A flow that is done writes none, and its waiter counts for nothing.
+create function forebay._leave_wait(p_job_id bigint, p_group_id bigint) returns void
+language plpgsql volatile
+-- planner: indexed
+as $$
+begin
+    if pg_sequence_last_value('forebay.flow_seq') is not null then
+        delete from forebay.waiter w where w.job_id = p_job_id and w.group_id = p_group_id;
+    end if;
 end
 $$;
 

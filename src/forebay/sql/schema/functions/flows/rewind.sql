@@ -151,7 +151,7 @@ language plpgsql volatile
 as $$
 begin
     delete from forebay.step s where s.job_id = p_job_id and s.group_id = p_group_id and s.no >= p_from;
-    delete from forebay.waiter w where w.job_id = p_job_id and w.group_id = p_group_id;
+    perform forebay._leave_wait(p_job_id, p_group_id);
     delete from forebay.flow_cancelled c where c.job_id = p_job_id and c.group_id = p_group_id;
     perform forebay._delete_gathers(array(
         select g.gather_id from forebay.gather g where g.job_id = p_job_id and g.group_id = p_group_id and g.no >= p_from));

@@ -9,7 +9,7 @@
 --
 -- Transaction: the caller's; reads only.
 -- See: docs/howto/steps.md#signals
--- pages: 10 + 6 a name
+-- pages: 20 + 6 a name
 create function forebay.signal_waits(key text)
 returns table (name text, job_id bigint, since timestamptz)
 language sql stable security definer
@@ -22,6 +22,6 @@ as $$
         select n.name from each e, lateral (select w.name from forebay.waiter w where w.name > e.name order by w.name limit 1) n)
     select w.name, w.job_id, w.since
     from (select e.name from each e limit 100) e
-    join forebay.waiter w on w.name = e.name and w.key = signal_waits.key
+    join forebay.waiter w on w.name = e.name and w.key = signal_waits.key and forebay._parked_row(w.job_id, w.group_id) is not null
     order by w.name
 $$;

@@ -120,6 +120,7 @@ begin
                 v_lane.queue, (select l.priority from forebay.lane l where l.lane = v_row.lane limit 1),
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
                 v_row.ordering_key, v_row.limit_key);
+            perform forebay._leave_wait(coalesce(v_row.job_id, v_row.seq), v_batch.group_id);
             perform forebay._continue_job(v_row, v_target, v_attempt,
                 case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started

@@ -24,6 +24,8 @@
 --                       or `every`, `data`, `args`
 --   attempts            in `ended`: how many attempts count as used, this one included; without it,
 --                       one more than before. A flow that recorded a checkpoint begins anew
+--   of_step             in `ended`: true, a step has failed, and its policy has decided; the
+--                       queue's maximum of attempts does not count
 --   flow                in `ended`, with outcome snoozed: what the flow waits for: `steps`, its
 --                       checkpoints as for forebay.record_steps_v1(); `until` or `after` (seconds), when
 --                       it continues at the latest; `wait` (`name`, `key`, `no`, `step`, `step_key`) or `gather`
@@ -371,6 +373,7 @@ begin
     -- Jobs with limit keys that were parked may be of another lane than the batch.
     select l.queue, i.priority, l.audience into v_lane
     from forebay.lane l, forebay.lane i where l.lane = p_lane and i.lane = p_row.lane limit 1;
+    perform forebay._leave_wait(coalesce(p_row.job_id, p_row.seq), p_group_id);
     if p_item #> '{flow,steps}' is not null then
         perform forebay._record_steps(p_item #> '{flow,steps}');
     end if;
@@ -401,8 +404,6 @@ begin
             if p_code = 's' then
                 v_run_at := forebay._park(p_row, p_group_id, p_item -> 'flow');
             end if;
-            -- It has begun, so what its producer said of the start is over.
-            p_row.expires_at := greatest(v_run_at, forebay._now()) + interval '30 days';
         end if;
         perform forebay._continue_job(p_row, v_target, v_attempt,
                                case when p_code in ('r', 'l') then 0

@@ -31,7 +31,9 @@ begin
     end if;
     for v_item in select e.value from jsonb_array_elements(p_ended) e loop
         v_nr := (v_item ->> 'offset')::integer;
-        if v_item ->> 'outcome' in ('retried', 'lost') or v_item ->> 'outcome' = 'dead' and v_item ->> 'reason' in ('exhausted', 'worker lost') then
+        if v_item ? 'of_step' then
+            null;  -- The policy of the step decides: when it gives up, the handler may compensate.
+        elsif v_item ->> 'outcome' in ('retried', 'lost') or v_item ->> 'outcome' = 'dead' and v_item ->> 'reason' in ('exhausted', 'worker lost') then
             v_row := forebay._row(coalesce(p_lanes[v_nr], p_lane), coalesce(p_xids[v_nr], p_xids[1]), p_seqs[v_nr]);
             v_used := coalesce((v_item ->> 'attempts')::integer, coalesce(v_row.attempt, 0) + 1);
             v_lost := v_item ->> 'outcome' = 'lost' or coalesce(v_item ->> 'reason' = 'worker lost', false);

@@ -27,9 +27,16 @@ returns void
 language plpgsql volatile
 as $$
 declare
-    v_expires_at constant timestamptz := p_row.expires_at;
+    v_expires_at timestamptz := p_row.expires_at;
     v_seq        bigint;
 begin
+    -- A flow that has begun: what its producer said of the start is over, however it continues.
+    if pg_sequence_last_value('forebay.flow_seq') is not null
+       and exists (select from forebay.step s
+                   where s.job_id = coalesce(p_row.job_id, p_row.seq)
+                     and s.group_id = (select nullif(abs(l.audience), 0) from forebay.lane l where l.lane = p_lane limit 1)) then
+        v_expires_at := greatest(p_run_at, forebay._now()) + interval '30 days';
+    end if;
     if p_run_at is null then
         insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, ready_at, {job})
