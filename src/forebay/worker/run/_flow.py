@@ -102,6 +102,8 @@ class Flow:
         self.progressed = False
         self.unwound: Unwound | None = None
         self._found: dict[tuple[str, str | None], Checkpoint] | None = None
+        #: The begins of waits, also of those that are over.
+        self._begun: dict[tuple[str, str | None], Checkpoint] = {}
         #: The steps that the handler has asked for; with earlier names of them, by ``also``.
         self._asked: set[tuple[str, str | None]] = set()
         #: The steps that have such an earlier name.
@@ -273,6 +275,7 @@ class Flow:
             read = yield functools.partial(self.store.steps, self.held)
             if self._found is None:  # Two verbs may have asked at once.
                 self._found = {(step.name, step.key): step for step in read}
+                self._begun = {(step.name, step.key): step for step in read if step.kind == "p"}
                 self._next = max((step.no for step in read), default=0) + 1
                 self._bytes = sum(len(step.value or "") for step in read)
         return self._found
@@ -328,6 +331,12 @@ class Flow:
             return None
         self._asked.add(step)  # type: ignore[arg-type]
         return found
+
+    def timeout_of(self, name: str, key: object) -> float:
+        """Return the timeout with which a wait that is over began; 0 if that is not recorded."""
+        begun = self._begun.get((name, text_of(key)))
+        value = {} if begun is None else msgspec.json.decode(begun.value or "{}")
+        return float(value.get("seconds") or 0.0)
 
     def _note_asked(self, name: str, key: str | None, also: tuple[str, ...]) -> None:
         """Note that a step was asked for, under all its names: a checkpoint answers one step.

@@ -151,9 +151,9 @@ def decoded(step: str, value: str | None, as_type: Any, *, hint: str | None = No
 
 
 def seconds_of(name: str, value: float | timedelta, field: str) -> float:
-    """Return a delay or a timeout in seconds."""
+    """Return a delay or a timeout in seconds; one that is over is 0, as a past instant is now."""
     try:
-        return checks.checked_seconds(value, field)
+        return checks.checked_delay(value, field)
     except InvalidJob as error:
         raise StepRefused(name, f"has a {error.field} that {error.problem}") from None
 

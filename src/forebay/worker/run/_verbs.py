@@ -227,7 +227,7 @@ class Verbs:
         flow = self._flow
 
         def verb() -> Generator[Any, Any, None]:
-            seconds, at = time_of(name, delay, until)
+            # First: later attempts continue it, whatever time they compute.
             found = yield from flow.find(name, key, "z")
             if found is not None and found.value is not None:
                 began = msgspec.json.decode(found.value)
@@ -235,6 +235,7 @@ class Verbs:
                 if left <= 0:
                     return
                 raise flow.park(name, until_in(FlowEnd(), began, left))
+            seconds, at = time_of(name, delay, until)
             value = {"seconds": seconds} if at is None else {"until": at.isoformat()}
             step = flow.new("z", name, key, msgspec.Raw(msgspec.json.encode(value)))
             raise flow.park(name, until_in(FlowEnd([step]), value, seconds or 0.0))
@@ -248,10 +249,10 @@ class Verbs:
         flow = self._flow
 
         def verb() -> Generator[Any, Any, Any]:
-            seconds = None if timeout is None else seconds_of(name, timeout, "timeout")
             address = str(flow.held.row.job_id) if key is None else checked_signal_key(name, key)
             found = yield from flow.find(name, step_key, "pwtx")
             if found is None:
+                seconds = None if timeout is None else seconds_of(name, timeout, "timeout")
                 value = {"key": address, "seconds": seconds}
                 step = flow.new("p", name, step_key, msgspec.Raw(msgspec.json.encode(value)))
                 wait = Wait(name, address, name, text_of(step_key))
@@ -272,7 +273,7 @@ class Verbs:
                 flow.keep_found(found)
             shown_name = shown_step(name, text_of(step_key))
             if found.kind == "t":
-                raise WaitTimeout(shown_name, float(seconds or 0.0))
+                raise WaitTimeout(shown_name, flow.timeout_of(name, step_key))
             if found.kind == "x":
                 raise WaitTaken(shown_name, int(found.value or 0), name, address)
             place = name if step_key is None else f"{name}={step_key}"
