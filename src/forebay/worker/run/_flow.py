@@ -55,7 +55,7 @@ COMPENSATES_SECONDS: Final = 60.0
 
 #: The verb that records a checkpoint of a kind.
 _VERBS: Final = {
-    "s": "step", "o": "once", "f": "step", "z": "sleep", "e": "each", "g": "gather",
+    "s": "step", "o": "once", "f": "step", "z": "sleep", "e": "each", "g": "gather", "d": "gather",
     "p": "wait", "w": "wait", "t": "wait", "x": "wait",
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +38,9 @@ FLOW_BYTES_MOST: Final = 16_777_216
 
 #: Jobs of one gather.
 CHILDREN_MOST: Final = 100_000
+
+#: Characters of all reasons that a gather records of children that ended badly.
+_REASONS_MOST: Final = 2_000_000
 
 #: The result of a step as JSON; unset for None.
 Json = msgspec.Raw | msgspec.UnsetType
@@ -115,6 +118,24 @@ def encoded(step: str, result: Any) -> Json:
     size = len(bytes(found))
     if size > STEP_BYTES_MOST:
         raise StepTooLarge(step, f"its result has {size} bytes, the limit is {STEP_BYTES_MOST}")
+    return found
+
+
+def deaths_of(ends: Sequence[Gathered]) -> list[tuple[int, int, str | None, str | None]]:
+    """Return what a gather records of its children: those that ended badly, and how."""
+    bad = [end for end in ends if end.outcome != "done"]
+    most = _REASONS_MOST // max(len(bad), 1)
+    return [(end.nr, end.job_id, end.outcome, end.problem and end.problem[:most]) for end in bad]
+
+
+def as_recorded(ends: list[Gathered], deaths: Iterable[Sequence[Any]]) -> list[Gathered]:
+    """Return the ends of children; of those that had ended badly, these ends."""
+    recorded = {nr: (job_id, outcome, problem) for nr, job_id, outcome, problem in deaths}
+    found = list(ends)
+    for place, end in enumerate(found if recorded else ()):
+        if end.nr in recorded:
+            job_id, outcome, problem = recorded[end.nr]
+            found[place] = end._replace(job_id=job_id, outcome=outcome, value=None, problem=problem)
     return found
 
 

@@ -35,9 +35,11 @@ from forebay.policy.retry import GiveUp, RetryPolicy
 from forebay.worker.run._flow import Flow, Unwound
 from forebay.worker.run._step_calls import StepCall
 from forebay.worker.run._step_values import (
+    as_recorded,
     calls_of,
     checked_key,
     checked_signal_key,
+    deaths_of,
     decoded,
     encoded,
     item_key,
@@ -298,7 +300,7 @@ class Verbs:
         def verb() -> Generator[Any, Any, list[Any]]:
             if on_dead not in ("raise", "collect"):
                 raise StepRefused(name, f"has on_dead={shown(on_dead)}, not 'raise' or 'collect'")
-            found = yield from flow.find(name, key, "g")
+            found = yield from flow.find(name, key, "gd")
             if found is None:
                 given = calls_of(name, calls, flow.call.jobs[0].correlation_id)
                 if not given:
@@ -325,8 +327,17 @@ class Verbs:
                 return []
             began = msgspec.json.decode(found.value)
             ends = yield functools.partial(flow.store.gathered, flow.held, int(began["gather"]))
-            if any(end.outcome is None for end in ends):
-                raise flow.park(name, FlowEnd(gather=began["gather"]))
+            if found.kind == "g":
+                if any(end.outcome is None for end in ends):
+                    raise flow.park(name, FlowEnd(gather=began["gather"]))
+                if deaths := deaths_of(ends):
+                    # A redrive of a child changes no answer that the handler has acted on.
+                    began = {"gather": began["gather"], "ends": deaths}
+                    if beside := flow.beside(name, key):
+                        began["beside"] = beside
+                    value = msgspec.Raw(msgspec.json.encode(began))
+                    yield from flow.record("d", name, key, value)
+            ends = as_recorded(ends, began.get("ends", ()))
             return self._results(name, key, ends, calls, on_dead)
 
         return self._do(name, verb())

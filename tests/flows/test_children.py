@@ -1,0 +1,151 @@
+"""Children of flows: what a parent learns of them stays, and what is refused is not enqueued."""
+
+import pytest
+
+import forebay
+from forebay import RetryPolicy
+from forebay.errors import ChildrenDied, JobDied
+from tests.support.engine import one, shift_clock, state
+from tests.support.fix_worker import run_until_idle
+from tests.support.mutant import break_function, violation
+
+pytestmark = pytest.mark.anyio
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+async def settle(app):
+    """Let everything run that can; a promotion may wake more."""
+    for _ in range(3):
+        await run_until_idle(app)
+
+
+async def redrive_child(app):
+    (letter,) = app.client().dead_letters(kind="child")
+    app.client().redrive(letter.dead_id)
+    await settle(app)
+
+
+def kinds(conn, job):
+    query = "select string_agg(kind::text, '' order by no) from forebay.step where job_id = %s"
+    return one(conn, query, job)
+
+
+class Child:
+    """A child that fails until it is mended."""
+
+    def __init__(self, app: forebay.App) -> None:
+        self.works = False
+
+        @app.job(retry=ONCE)
+        async def child(n: int) -> int:
+            if n == 2 and not self.works:
+                raise ValueError
+            return n
+
+        self.calls = child.calls
+
+
+@pytest.mark.parametrize("on_dead", ["raise", "collect"])
+async def test_a_redriven_child_changes_no_answer_of_a_gather(app, conn, on_dead):
+    """The parent has acted on the failure, and does not do what follows a success, too."""
+    child, log = Child(app), []
+
+    @app.job()
+    async def order(ctx: forebay.Context) -> None:
+        try:
+            found = await ctx.gather("parts", child.calls([1, 2, 3]), on_dead=on_dead)
+            log.append([each.reason if isinstance(each, JobDied) else each for each in found])
+            is_dead = any(isinstance(each, JobDied) for each in found)
+        except ChildrenDied as error:
+            log.append([error.died, error.children, error.job_id, error.job_ids])
+            is_dead = True
+        await ctx.step("refund" if is_dead else "ship", int)
+        await ctx.sleep("later", 60)
+        await ctx.step("close", int)
+
+    job = order.enqueue(conn)
+    await settle(app)
+    assert kinds(conn, job) == "gdsz"
+    child.works = True
+    await redrive_child(app)
+    shift_clock(conn, 61)
+    await settle(app)
+    assert state(conn, job) == "done"
+    assert len(log) >= 2
+    assert [each for each in log if each != log[0]] == []
+    assert log[0] == [1, "exhausted", 3] or on_dead == "raise"
+    assert kinds(conn, job) == "gdszs"
+
+
+async def a_parent_follows(app, conn):
+    """It died of the error alone, so it goes on when its child does."""
+    child, got = Child(app), []
+
+    @app.job()
+    async def order(ctx: forebay.Context) -> None:
+        got.append(await ctx.gather("parts", child.calls([1, 2, 3])))
+
+    job = order.enqueue(conn)
+    await settle(app)
+    assert (state(conn, job), kinds(conn, job)) == ("dead", "gd")
+    child.works = True
+    await redrive_child(app)
+    assert got == [[1, 2, 3]]
+
+
+async def test_a_parent_that_died_of_its_child_follows_it(app, conn):
+    """What it has recorded of the gather goes with the redrive."""
+    await a_parent_follows(app, conn)
+
+
+@pytest.mark.parametrize(
+    ("function", "guard", "without"),
+    [
+        ("_copy_steps", "('f', 't', 'x', 'd')", "('f', 't', 'x')"),
+        ("_redrive_parent", "s.kind = 'd'", "false"),
+    ],
+)
+async def test_without_a_guard_the_parent_stays_dead(app, conn, database, function, guard, without):
+    """The end of the gather is a failure that is tried again, and no step behind the gather."""
+    break_function(database, function, (guard, without))
+    with violation():
+        await a_parent_follows(app, conn)
+
+
+@pytest.mark.parametrize("compensates", [False, True])
+async def test_a_redriven_parent_looks_anew_unless_it_has_compensated(app, conn, compensates):
+    """As it is with a step that failed."""
+    child, got = Child(app), []
+
+    @app.job(retry=ONCE)
+    async def order(ctx: forebay.Context) -> None:
+        try:
+            got.append(await ctx.gather("parts", child.calls([1, 2])))
+        except ChildrenDied:
+            got.append("died")
+            if compensates:
+                await ctx.step("refund", int)
+            raise OSError("outside of a step") from None
+
+    order.enqueue(conn)
+    await settle(app)
+    child.works = True
+    await redrive_child(app)
+    (letter,) = app.client().dead_letters(kind="order")
+    app.client().redrive(letter.dead_id)
+    await settle(app)
+    assert got == ["died", "died" if compensates else [1, 2]]
+
+
+async def test_children_that_end_well_cost_no_checkpoint(app, conn):
+    """Their ends do not change."""
+    child = Child(app)
+
+    @app.job()
+    async def order(ctx: forebay.Context) -> None:
+        await ctx.gather("parts", child.calls([1, 3]))
+
+    job = order.enqueue(conn)
+    await settle(app)
+    assert (state(conn, job), kinds(conn, job)) == ("done", "g")
