@@ -4,7 +4,7 @@ import pytest
 
 import forebay
 from forebay import RetryPolicy
-from forebay.errors import ChildrenDied, JobDied
+from forebay.errors import ChildrenDied, JobDied, StepRefused
 from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import run_until_idle
 from tests.support.mutant import break_function, violation
@@ -149,3 +149,65 @@ async def test_children_that_end_well_cost_no_checkpoint(app, conn):
     job = order.enqueue(conn)
     await settle(app)
     assert (state(conn, job), kinds(conn, job)) == ("done", "g")
+
+
+@pytest.mark.parametrize("who", ["parent", "grandparent"])
+async def test_a_child_with_the_ordering_key_of_its_parent_is_refused(app, conn, who):
+    """Each would wait for the other, without end."""
+    seen = []
+
+    @app.job(order_by=("account",))
+    async def child(account: int) -> None:
+        seen.append(account)
+
+    async def gather(ctx, call):
+        try:
+            await ctx.gather("parts", [child.call(8), call])
+        except StepRefused as error:
+            seen.append(f"{error} {error.hint}")
+
+    @app.job()
+    async def middle(ctx: forebay.Context, account: int) -> None:
+        await gather(ctx, child.call(account))
+
+    @app.job(order_by=("account",))
+    async def parent(ctx: forebay.Context, account: int) -> None:
+        if who == "grandparent":
+            await ctx.gather("middle", middle.calls([account]))
+        else:
+            await gather(ctx, child.call(account))
+
+    job = parent.enqueue(conn, 7)
+    await settle(app)
+    assert state(conn, job) == "done"
+    (message,) = seen
+    assert f"job {job}, which waits for it, holds its ordering key" in message
+    assert "Give the child another ordering key" in message
+    assert one(conn, "select count(*) from forebay.log where kind = 'child'") == 0
+
+
+async def test_other_ordering_keys_are_gathered(app, conn):
+    """Another key, the key in another queue, and that of a parent without one."""
+    seen = []
+
+    @app.job(order_by=("account",))
+    async def child(account: int) -> int:
+        return account
+
+    @app.job(queue="others", order_by=("account",))
+    async def other(account: int) -> int:
+        return account
+
+    @app.job(order_by=("account",))
+    async def parent(ctx: forebay.Context, account: int) -> None:
+        calls = [child.call(8), child.call(8), other.call(7)]
+        seen.append(await ctx.gather("parts", calls))
+
+    @app.job()
+    async def without(ctx: forebay.Context) -> None:
+        seen.append(await ctx.gather("parts", child.calls([7, 8])))
+
+    parent.enqueue(conn, 7)
+    without.enqueue(conn)
+    await settle(app)
+    assert sorted(seen) == [[7, 8], [8, 8, 7]]

@@ -317,7 +317,8 @@ class Verbs:
                 except UnknownBatch:
                     raise flow.end(name, Ended(0, "released")) from None
                 except InvalidJob as error:
-                    raise StepRefused(name, f"has a job that is refused: {error}") from error
+                    problem = f"has a job that is refused: {error}"
+                    raise StepRefused(name, problem, hint=error.hint) from error
                 step.value = msgspec.Raw(
                     msgspec.json.encode({"gather": str(gather_id), "children": len(given)})
                 )
