@@ -1,10 +1,13 @@
 """Children of flows: what a parent learns of them stays, and what is refused is not enqueued."""
 
+import asyncio
+
 import pytest
 
 import forebay
 from forebay import RetryPolicy
 from forebay.errors import ChildrenDied, JobDied, StepRefused
+from forebay.worker.run._step_store import StepStore
 from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import run_until_idle
 from tests.support.mutant import break_function, violation
@@ -184,6 +187,66 @@ async def test_a_child_with_the_ordering_key_of_its_parent_is_refused(app, conn,
     assert f"job {job}, which waits for it, holds its ordering key" in message
     assert "Give the child another ordering key" in message
     assert one(conn, "select count(*) from forebay.log where kind = 'child'") == 0
+
+
+@pytest.mark.parametrize("beside", ["gather", "step"])
+async def test_a_gather_that_is_refused_enqueues_nothing(app, conn, beside):
+    """Gathers run alone."""
+    child = Child(app)
+
+    @app.job(retry=ONCE)
+    async def order(ctx: forebay.Context) -> None:
+        gate = asyncio.Event()
+        if beside == "gather":
+            other = ctx.gather("others", child.calls([2]))
+        else:
+            other = ctx.step("beside", gate.wait)
+        task = asyncio.ensure_future(other)
+        await asyncio.sleep(0)
+        try:
+            await ctx.gather("parts", child.calls([1]))
+        finally:
+            gate.set()
+            await asyncio.gather(task, return_exceptions=True)
+
+    job = order.enqueue(conn)
+    await settle(app)
+    assert state(conn, job) == "dead"
+    assert one(conn, "select count(*) from forebay.gather") == 0
+    assert one(conn, "select count(*) from forebay.log where kind = 'child'") == 0
+
+
+async def test_a_step_that_begins_while_a_gather_enqueues_is_refused(app, conn, monkeypatch):
+    """Its result would be lost: the gather gives the slot back."""
+    child, ran, seen = Child(app), [], []
+    enqueues = asyncio.Event()
+    real = StepStore.gather
+
+    async def gather(*args):
+        enqueues.set()
+        while not seen:
+            await asyncio.sleep(0)
+        return await real(*args)
+
+    monkeypatch.setattr(StepStore, "gather", gather)
+
+    @app.job(retry=ONCE)
+    async def order(ctx: forebay.Context) -> None:
+        async def later() -> None:
+            await enqueues.wait()
+            try:
+                await ctx.step("beside", ran.append, 1)
+            except StepRefused as error:
+                seen.append(str(error))
+
+        found, _ = await asyncio.gather(ctx.gather("parts", child.calls([1])), later())
+        ran.append(found)
+
+    job = order.enqueue(conn)
+    await settle(app)
+    assert state(conn, job) == "done"
+    assert "'beside' begins while step 'parts' gives the slot back" in seen[0]
+    assert ran == [1, [1]]
 
 
 async def test_other_ordering_keys_are_gathered(app, conn):

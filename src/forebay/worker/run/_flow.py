@@ -68,6 +68,8 @@ _REST_SECONDS: Final = 60.0
 #: A failure names at most this number of steps beside it.
 _BESIDE_MOST: Final = 100
 
+_ALONE: Final = "Await the other steps first; wait, sleep and gather run alone."
+
 #: Types of keys that are equal only if their texts are.
 _PLAIN_KEYS: Final = (type(None), str, int)
 
@@ -110,7 +112,11 @@ class Flow:
         self._renamed: dict[tuple[str, str | None], str] = {}
         self._next = 1
         self._bytes = 0
+        #: How many verbs run; the step among them that gives the slot back; and whether one was
+        #: refused to, so that those that ran beside it are refused, too.
         self._open = 0
+        self._parks: str | None = None
+        self._is_crowded = False
         #: The steps that are under way.
         self._running: set[tuple[str, str | None]] = set()
         #: Those of them that wait for the others, since one has failed; and who waits.
@@ -435,15 +441,27 @@ class Flow:
 
     def park(self, name: str, flow: FlowEnd) -> Unwound:
         """Return the exception that gives the slot back until the flow may continue."""
-        if self._open > 1:
-            raise StepRefused(
-                name,
-                "gives the slot back while another step of the job runs",
-                hint="Await the other steps first; wait, sleep and gather run alone.",
-            )
+        self._require_alone(name)
         for step in flow.steps:
             self.keep(step)
         return self.end(name, Ended(0, "snoozed", flow=flow))
+
+    @contextlib.contextmanager
+    def will_park(self, name: str) -> Iterator[None]:
+        """Do what must not be done if the slot cannot be given back; no other verb begins."""
+        self._require_alone(name)
+        self._parks = name
+        try:
+            yield
+        finally:
+            self._parks = None
+
+    def _require_alone(self, name: str) -> None:
+        if self._open > 1 or self._is_crowded:
+            self._is_crowded = True
+            raise StepRefused(
+                name, "gives the slot back while another step of the job runs", hint=_ALONE
+            )
 
     # --- the ways to answer ---
 
@@ -453,6 +471,9 @@ class Flow:
         if self.held.ended:
             # The worker has given the job away: nothing may follow, not even a compensation.
             raise self.end(_name_of(name), None)
+        if self._parks is not None:
+            problem = f"begins while step {self._parks!r} gives the slot back"
+            raise StepRefused(_name_of(name), problem, hint=_ALONE)
         self._open += 1
         try:
             yield
@@ -462,6 +483,7 @@ class Flow:
             raise self.end(_name_of(name), Ended(0, "released", after=1.0)) from None
         finally:
             self._open -= 1
+            self._is_crowded = self._is_crowded and self._open > 0
 
     def answer(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
         """Run a verb in the thread of a plain handler."""

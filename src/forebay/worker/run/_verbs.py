@@ -311,9 +311,10 @@ class Verbs:
 
                 jobs = jobs_json(given)
                 try:
-                    gather_id = yield functools.partial(
-                        flow.store.gather, flow.held, step, len(given), jobs
-                    )
+                    with flow.will_park(name):
+                        gather_id = yield functools.partial(
+                            flow.store.gather, flow.held, step, len(given), jobs
+                        )
                 except UnknownBatch:
                     raise flow.end(name, Ended(0, "released")) from None
                 except InvalidJob as error:
