@@ -219,13 +219,12 @@ async def test_a_gather_that_is_refused_enqueues_nothing(app, conn, beside):
 async def test_a_step_that_begins_while_a_gather_enqueues_is_refused(app, conn, monkeypatch):
     """Its result would be lost: the gather gives the slot back."""
     child, ran, seen = Child(app), [], []
-    enqueues = asyncio.Event()
+    enqueues, refused = asyncio.Event(), asyncio.Event()
     real = StepStore.gather
 
     async def gather(*args):
         enqueues.set()
-        while not seen:
-            await asyncio.sleep(0)
+        await refused.wait()
         return await real(*args)
 
     monkeypatch.setattr(StepStore, "gather", gather)
@@ -238,6 +237,7 @@ async def test_a_step_that_begins_while_a_gather_enqueues_is_refused(app, conn, 
                 await ctx.step("beside", ran.append, 1)
             except StepRefused as error:
                 seen.append(str(error))
+            refused.set()
 
         found, _ = await asyncio.gather(ctx.gather("parts", child.calls([1])), later())
         ran.append(found)

@@ -34,6 +34,7 @@ from forebay.ops.protocol import Ended
 from forebay.worker.run._step_calls import StepCall, within_steps
 from forebay.worker.run._step_values import (
     FLOW_BYTES_MOST,
+    STEPS_MORE,
     STEPS_MOST,
     Json,
     checked_key,
@@ -112,6 +113,8 @@ class Flow:
         self._renamed: dict[tuple[str, str | None], str] = {}
         self._next = 1
         self._bytes = 0
+        #: Whether this attempt was told that there are too many checkpoints.
+        self._is_full = False
         #: How many verbs run; the step among them that gives the slot back; and whether one was
         #: refused to, so that those that ran beside it are refused, too.
         self._open = 0
@@ -370,6 +373,20 @@ class Flow:
         self._asked.update(((name, key), *before))
         self._renamed.update(dict.fromkeys(before, shown_step(name, key)))
 
+    def require_room(self, name: str, key: object) -> None:
+        """Refuse what could not be recorded before it begins.
+
+        A handler that catches the first error may record some more: its compensation.
+
+        Raises:
+            StepTooLarge: the flow has too many checkpoints.
+        """
+        text = text_of(key)
+        beside = len(self._running - {(name, text)})
+        if self._next + beside > STEPS_MOST + (STEPS_MORE if self._is_full else 0):
+            self._is_full = True
+            raise _too_many(name, text)
+
     def new(self, kind: str, name: str, key: object, value: Json) -> NewStep:
         """Return a checkpoint to record, with the next number; ``find`` has checked its name.
 
@@ -379,15 +396,13 @@ class Flow:
         """
         self._require_running()
         text = text_of(key)
-        if self._next > STEPS_MOST:
-            raise StepTooLarge(
-                shown_step(name, text),
-                f"the flow has {STEPS_MOST} checkpoints, the most",
-            )
-        self._bytes += 0 if value is msgspec.UNSET else len(bytes(value))
-        if self._bytes > FLOW_BYTES_MOST:
+        if self._next > STEPS_MOST + STEPS_MORE:
+            raise _too_many(name, text)
+        size = 0 if value is msgspec.UNSET else len(bytes(value))
+        if size and self._bytes + size > FLOW_BYTES_MOST:
             problem = f"the results of the flow have more than {FLOW_BYTES_MOST} bytes as JSON"
             raise StepTooLarge(shown_step(name, text), problem)
+        self._bytes += size
         step = NewStep(
             self.held.row.job_id, self.held.lane.group_id, self._next, kind, name, text, value
         )
@@ -517,6 +532,10 @@ class Flow:
                 finally:
                     self._waits = self._waits and not is_own
             return turn.result
+
+
+def _too_many(name: str, key: str | None) -> StepTooLarge:
+    return StepTooLarge(shown_step(name, key), f"the flow has {STEPS_MOST} checkpoints, the most")
 
 
 def _name_of(name: object) -> str:

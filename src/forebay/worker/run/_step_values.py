@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Checkpoints of a flow, bytes of one as JSON, and of all: each attempt reads them.
 STEPS_MOST: Final = 10_000
+#: Further ones, for failures, and for what a handler does that catches the error of too many.
+STEPS_MORE: Final = 100
 STEP_BYTES_MOST: Final = 1_048_576
 FLOW_BYTES_MOST: Final = 16_777_216
 
