@@ -373,7 +373,7 @@ class Flow:
         self._asked.update(((name, key), *before))
         self._renamed.update(dict.fromkeys(before, shown_step(name, key)))
 
-    def require_room(self, name: str, key: object) -> None:
+    def refuse_too_many(self, name: str, key: object) -> None:
         """Refuse what could not be recorded before it begins.
 
         A handler that catches the first error may record some more: its compensation.

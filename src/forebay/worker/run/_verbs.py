@@ -153,7 +153,7 @@ class Verbs:
             found = yield from flow.find(name, key, "sof", tuple(asked.also))
             if found is not None:
                 return result_of(found, as_type)
-            flow.require_room(name, key)
+            flow.refuse_too_many(name, key)
             shown = shown_step(name, text_of(key))
             made: list[NewStep] = []
 
@@ -239,7 +239,7 @@ class Verbs:
                     return
                 raise flow.park(name, until_in(FlowEnd(), began, left))
             seconds, at = time_of(name, delay, until)
-            flow.require_room(name, key)
+            flow.refuse_too_many(name, key)
             value = {"seconds": seconds} if at is None else {"until": at.isoformat()}
             step = flow.new("z", name, key, msgspec.Raw(msgspec.json.encode(value)))
             raise flow.park(name, until_in(FlowEnd([step]), value, seconds or 0.0))
@@ -257,7 +257,7 @@ class Verbs:
             found = yield from flow.find(name, step_key, "pwtx")
             if found is None:
                 seconds = None if timeout is None else seconds_of(name, timeout, "timeout")
-                flow.require_room(name, step_key)
+                flow.refuse_too_many(name, step_key)
                 value = {"key": address, "seconds": seconds}
                 step = flow.new("p", name, step_key, msgspec.Raw(msgspec.json.encode(value)))
                 wait = Wait(name, address, name, text_of(step_key))
@@ -306,7 +306,7 @@ class Verbs:
             found = yield from flow.find(name, key, "gd")
             if found is None:
                 given = calls_of(name, calls, flow.call.jobs[0].correlation_id)
-                flow.require_room(name, key)
+                flow.refuse_too_many(name, key)
                 if not given:
                     yield from flow.record("g", name, key, msgspec.UNSET)
                     return []
@@ -407,7 +407,7 @@ class Verbs:
                 continue
             if flow.answer(name, flow.find(name, text, "e")) is not None:
                 continue
-            flow.require_room(name, text)
+            flow.refuse_too_many(name, text)
             yield item
             flow.answer(name, flow.record("e", name, text, msgspec.UNSET))
 
@@ -439,7 +439,7 @@ class AsyncVerbs(Verbs):
                 continue
             if await flow.answer_async(name, flow.find(name, text, "e")) is not None:
                 continue
-            flow.require_room(name, text)
+            flow.refuse_too_many(name, text)
             yield item
             await flow.answer_async(name, flow.record("e", name, text, msgspec.UNSET))
 

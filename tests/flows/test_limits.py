@@ -1,4 +1,4 @@
-"""The limits of a flow: what could not be recorded does not begin, and a compensation has room."""
+"""The limits of a flow: what could not be recorded does not begin, and a compensation has a reserve."""
 
 import pytest
 
@@ -72,7 +72,7 @@ async def test_a_gather_over_the_limit_enqueues_nothing(app, conn, monkeypatch):
     assert one(conn, "select count(*) from forebay.log where kind = 'child'") == 0
 
 
-async def test_the_room_for_compensation_has_an_end(app, conn, monkeypatch):
+async def test_the_reserve_for_compensation_has_an_end(app, conn, monkeypatch):
     """A handler that ignores the error is refused in the end."""
     monkeypatch.setattr(_flow, "STEPS_MOST", 2)
     monkeypatch.setattr(_flow, "STEPS_MORE", 3)
@@ -91,7 +91,7 @@ async def test_the_room_for_compensation_has_an_end(app, conn, monkeypatch):
     assert (effects, refused) == ([0, 1, 3, 4, 5], [2, 6, 7])
 
 
-async def test_a_result_too_large_leaves_room_for_what_undoes_it(app, conn, monkeypatch):
+async def test_a_result_too_large_leaves_a_reserve_for_what_undoes_it(app, conn, monkeypatch):
     """What was not recorded does not count."""
     monkeypatch.setattr(_flow, "FLOW_BYTES_MOST", 100)
     effects = []
