@@ -1,4 +1,4 @@
-"""The limits of a flow: what could not be recorded does not begin, and a compensation has a reserve."""
+"""Limits of a flow: what could not be recorded does not begin; a compensation has a reserve."""
 
 import pytest
 
