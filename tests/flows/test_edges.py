@@ -89,7 +89,8 @@ async def test_keys_tell_steps_of_one_name_apart(app, conn):
         lambda ctx: ctx.step("a", 7),
         lambda ctx: ctx.step("a", int, retry="often"),
         lambda ctx: ctx.sleep("a"),
-        lambda ctx: ctx.sleep("a", -1),
+        lambda ctx: ctx.sleep("a", float("nan")),
+        lambda ctx: ctx.sleep("a", float("-inf")),
         lambda ctx: ctx.sleep("a", until=datetime(2030, 1, 1)),  # noqa: DTZ001
         lambda ctx: ctx.sleep("a", "soon"),
         lambda ctx: ctx.wait("a", key=1.5),
@@ -866,8 +867,8 @@ async def test_a_step_of_a_thread_that_outlives_its_handler_is_refused(app, conn
     ("body", "named"),
     [
         (lambda ctx: ctx.step("s", lambda: (n for n in "ab")), "the function of step 's' returned"),
-        (lambda ctx: ctx.wait("w", key=1, timeout=-1), "has a timeout that is -1"),
-        (lambda ctx: ctx.sleep("z", -1), "has a delay that is -1"),
+        (lambda ctx: ctx.wait("w", key=1, timeout=1e10), "has a timeout that is 1"),
+        (lambda ctx: ctx.sleep("z", 1e10), "has a delay that is 1"),
     ],
     ids=["generator", "timeout", "delay"],
 )

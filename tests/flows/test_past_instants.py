@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import forebay
+from forebay.errors import WaitTimeout
 from tests.support.consumer import Consumer
-from tests.support.engine import one, state
+from tests.support.engine import one, shift_clock, state
 from tests.support.fix_worker import run_retries, run_until_idle
 from tests.support.mutant import break_function, violation
 
@@ -119,6 +120,38 @@ async def test_an_instant_in_the_past_means_now(app, conn, way):
     assert state(conn, int(job)) == "done"
     assert one(conn, "select count(*) from forebay.dead_letter") == 0
     assert seen == ([] if way is is_rewound else ["ran"])
+
+
+@pytest.mark.parametrize("attempt", ["first", "later"])
+@pytest.mark.parametrize("verb", ["sleep", "wait", "taken"])
+async def test_a_rest_that_is_over_counts_as_now(app, conn, verb, attempt):
+    """Also in attempts that find the checkpoint: they do not look at what is left by then."""
+    rests = [timedelta(seconds=-5 if attempt == "first" else 60), *[timedelta(days=-1)] * 9]
+    seen: list[object] = []
+
+    @app.job()
+    async def flow(ctx: forebay.Context) -> None:
+        rest = rests.pop(0)
+        if verb == "sleep":
+            await ctx.sleep("until due", rest)
+        else:
+            try:
+                seen.append(await ctx.wait("approval", key=1, timeout=rest))
+            except WaitTimeout as error:
+                seen.append(error.seconds)
+            await ctx.sleep("a while", 60)
+        seen.append("end")
+
+    job = flow.enqueue(conn)
+    if verb == "taken":
+        forebay.signal(conn, "approval", 1, "yes")
+    for minutes in range(1, 4):
+        await run_until_idle(app)
+        shift_clock(conn, 61 * minutes)
+    await run_until_idle(app)
+    assert state(conn, int(job)) == "done"
+    waited = 0.0 if attempt == "first" else 60.0
+    assert seen == {"sleep": [], "wait": [waited] * 2, "taken": ["yes"] * 2}[verb] + ["end"]
 
 
 async def test_a_sleep_in_the_past_would_end_the_flow(app, conn, database):

@@ -352,3 +352,48 @@ async def test_only_a_flow_that_is_done_tells_what_its_code_did_not_ask_for(app,
     told = [line for line in caplog.messages if "did not ask for" in line]
     assert told == [f"job {job} has ended; its code did not ask for these recorded steps: second"]
     assert len(attempts) == 3
+
+
+@pytest.mark.parametrize("most", [3, 1000])
+async def test_an_error_outside_of_a_step_is_judged_by_the_same_count(app, conn, most):
+    """A kind with a patient step needs as many attempts: docs/howto/steps.md says so."""
+    tried, raised = [], []
+    patient = RetryPolicy(max_attempts=1000, strategy="fixed", base_seconds=0.001, jitter=False)
+
+    @app.job(retry=SOON, max_attempts=most)
+    async def trip(ctx: forebay.Context) -> None:
+        def undo() -> None:
+            tried.append(ctx.attempt)
+            if len(tried) < 8:
+                raise ConnectionError
+
+        if len(tried) == 5 and not raised:
+            raised.append(ctx.attempt)
+            raise OSError("outside of the step")
+        await ctx.step("undo", undo, retry=patient)
+
+    job = trip.enqueue(conn)
+    await run_retries(app, conn)
+    assert raised == [6]
+    assert state(conn, job) == ("dead" if most == 3 else "done")
+    assert tried == ([1, 2, 3, 4, 5] if most == 3 else [1, 2, 3, 4, 5, 7, 8, 9])
+
+
+async def test_errors_before_a_step_use_up_its_attempts(app, conn):
+    """There is one count since the last checkpoint; the step before it begins the count anew."""
+    handler, tried = [], []
+
+    def fail() -> None:
+        tried.append(1)
+        raise ConnectionError
+
+    @app.job(retry=RetryPolicy(max_attempts=9, base_seconds=0.001, jitter=False))
+    async def flow(ctx: forebay.Context) -> None:
+        handler.append(1)
+        if len(handler) < 3:
+            raise ConnectionError
+        await ctx.step("x", fail, retry=SOON)
+
+    job = flow.enqueue(conn)
+    await run_retries(app, conn)
+    assert (len(tried), state(conn, job)) == (1, "dead")

@@ -352,8 +352,9 @@ class Context:
 
         Args:
             name: of the step.
-            delay: seconds or a timedelta, counted from the first attempt that comes here.
-            until: an aware datetime instead.
+            delay: seconds or a timedelta, counted from the first attempt that comes here; later
+                attempts do not look at it. A negative one is over at once.
+            until: an aware datetime instead; one in the past is now.
             key: tells several steps with one name apart.
 
         Raises:
@@ -379,7 +380,8 @@ class Context:
             name: of the signal, and of the step.
             key: the key of the signal; default: the id of the job, which is another one after a
                 redrive.
-            timeout: seconds or a timedelta; None: it waits without limit.
+            timeout: seconds or a timedelta, counted from the first attempt that comes here; later
+                attempts do not look at it. A negative one is 0. None: it waits without limit.
             as_type: the type of the payload.
             step_key: tells several waits with one name in a job apart.
 

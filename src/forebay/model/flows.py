@@ -12,10 +12,11 @@ from forebay.model.job import JobState
 
 #: What a step is: it returned, with its effects in the same commit, an item of a loop is done, it
 #: failed in all its attempts; a sleep or a wait began, a signal came, none came in time, another
-#: job waits for it; children were enqueued; the job was cancelled while it waited there.
+#: job waits for it; children were enqueued, not all of them ended well; the job was cancelled while
+#: it waited there.
 StepKind = Literal[
     "step", "once", "item", "failed", "sleep", "wait", "signal", "timeout", "taken", "children",
-    "cancelled",
+    "died", "cancelled",
 ]  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from forebay.ops.protocol import Ended
 from forebay.worker.run._step_calls import StepCall, within_steps
 from forebay.worker.run._step_values import (
     FLOW_BYTES_MOST,
+    STEPS_MORE,
     STEPS_MOST,
     Json,
     checked_key,
@@ -55,7 +56,7 @@ COMPENSATES_SECONDS: Final = 60.0
 
 #: The verb that records a checkpoint of a kind.
 _VERBS: Final = {
-    "s": "step", "o": "once", "f": "step", "z": "sleep", "e": "each", "g": "gather",
+    "s": "step", "o": "once", "f": "step", "z": "sleep", "e": "each", "g": "gather", "d": "gather",
     "p": "wait", "w": "wait", "t": "wait", "x": "wait",
 }  # fmt: skip
 
@@ -67,6 +68,8 @@ _REST_SECONDS: Final = 60.0
 
 #: A failure names at most this number of steps beside it.
 _BESIDE_MOST: Final = 100
+
+_ALONE: Final = "Await the other steps first; wait, sleep and gather run alone."
 
 #: Types of keys that are equal only if their texts are.
 _PLAIN_KEYS: Final = (type(None), str, int)
@@ -102,13 +105,21 @@ class Flow:
         self.progressed = False
         self.unwound: Unwound | None = None
         self._found: dict[tuple[str, str | None], Checkpoint] | None = None
+        #: The begins of waits, also of those that are over.
+        self._begun: dict[tuple[str, str | None], Checkpoint] = {}
         #: The steps that the handler has asked for; with earlier names of them, by ``also``.
         self._asked: set[tuple[str, str | None]] = set()
         #: The steps that have such an earlier name.
         self._renamed: dict[tuple[str, str | None], str] = {}
         self._next = 1
         self._bytes = 0
+        #: Whether this attempt was told that there are too many checkpoints.
+        self._is_full = False
+        #: How many verbs run; the step among them that gives the slot back; and whether one was
+        #: refused to, so that those that ran beside it are refused, too.
         self._open = 0
+        self._parks: str | None = None
+        self._is_crowded = False
         #: The steps that are under way.
         self._running: set[tuple[str, str | None]] = set()
         #: Those of them that wait for the others, since one has failed; and who waits.
@@ -275,6 +286,7 @@ class Flow:
             read = yield functools.partial(self.store.steps, self.held)
             if self._found is None:  # Two verbs may have asked at once.
                 self._found = {(step.name, step.key): step for step in read}
+                self._begun = {(step.name, step.key): step for step in read if step.kind == "p"}
                 self._next = max((step.no for step in read), default=0) + 1
                 self._bytes = sum(len(step.value or "") for step in read)
         return self._found
@@ -352,6 +364,12 @@ class Flow:
         self._asked.add(step)  # type: ignore[arg-type]
         return found
 
+    def timeout_of(self, name: str, key: object) -> float:
+        """Return the timeout with which a wait that is over began; 0 if that is not recorded."""
+        begun = self._begun.get((name, text_of(key)))
+        value = {} if begun is None else msgspec.json.decode(begun.value or "{}")
+        return float(value.get("seconds") or 0.0)
+
     def _note_asked(self, name: str, key: str | None, also: tuple[str, ...]) -> None:
         """Note that a step was asked for, under all its names: a checkpoint answers one step.
 
@@ -378,6 +396,20 @@ class Flow:
         self._asked.update(((name, key), *before))
         self._renamed.update(dict.fromkeys(before, shown_step(name, key)))
 
+    def refuse_too_many(self, name: str, key: object) -> None:
+        """Refuse what could not be recorded before it begins.
+
+        A handler that catches the first error may record some more: its compensation.
+
+        Raises:
+            StepTooLarge: the flow has too many checkpoints.
+        """
+        text = text_of(key)
+        beside = len(self._running - {(name, text)})
+        if self._next + beside > STEPS_MOST + (STEPS_MORE if self._is_full else 0):
+            self._is_full = True
+            raise _too_many(name, text)
+
     def new(self, kind: str, name: str, key: object, value: Json) -> NewStep:
         """Return a checkpoint to record, with the next number; ``find`` has checked its name.
 
@@ -387,15 +419,13 @@ class Flow:
         """
         self._require_running()
         text = text_of(key)
-        if self._next > STEPS_MOST:
-            raise StepTooLarge(
-                shown_step(name, text),
-                f"the flow has {STEPS_MOST} checkpoints, the most",
-            )
-        self._bytes += 0 if value is msgspec.UNSET else len(bytes(value))
-        if self._bytes > FLOW_BYTES_MOST:
+        if self._next > STEPS_MOST + STEPS_MORE:
+            raise _too_many(name, text)
+        size = 0 if value is msgspec.UNSET else len(bytes(value))
+        if size and self._bytes + size > FLOW_BYTES_MOST:
             problem = f"the results of the flow have more than {FLOW_BYTES_MOST} bytes as JSON"
             raise StepTooLarge(shown_step(name, text), problem)
+        self._bytes += size
         step = NewStep(
             self.held.row.job_id, self.held.lane.group_id, self._next, kind, name, text, value
         )
@@ -449,15 +479,27 @@ class Flow:
 
     def park(self, name: str, flow: FlowEnd) -> Unwound:
         """Return the exception that gives the slot back until the flow may continue."""
-        if self._open > 1:
-            raise StepRefused(
-                name,
-                "gives the slot back while another step of the job runs",
-                hint="Await the other steps first; wait, sleep and gather run alone.",
-            )
+        self._require_alone(name)
         for step in flow.steps:
             self.keep(step)
         return self.end(name, Ended(0, "snoozed", flow=flow))
+
+    @contextlib.contextmanager
+    def will_park(self, name: str) -> Iterator[None]:
+        """Do what must not be done if the slot cannot be given back; no other verb begins."""
+        self._require_alone(name)
+        self._parks = name
+        try:
+            yield
+        finally:
+            self._parks = None
+
+    def _require_alone(self, name: str) -> None:
+        if self._open > 1 or self._is_crowded:
+            self._is_crowded = True
+            raise StepRefused(
+                name, "gives the slot back while another step of the job runs", hint=_ALONE
+            )
 
     # --- the ways to answer ---
 
@@ -467,6 +509,9 @@ class Flow:
         if self.held.ended:
             # The worker has given the job away: nothing may follow, not even a compensation.
             raise self.end(_name_of(name), None)
+        if self._parks is not None:
+            problem = f"begins while step {self._parks!r} gives the slot back"
+            raise StepRefused(_name_of(name), problem, hint=_ALONE)
         self._open += 1
         try:
             yield
@@ -476,6 +521,7 @@ class Flow:
             raise self.end(_name_of(name), Ended(0, "released", after=1.0)) from None
         finally:
             self._open -= 1
+            self._is_crowded = self._is_crowded and self._open > 0
 
     def answer(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
         """Run a verb in the thread of a plain handler."""
@@ -509,6 +555,10 @@ class Flow:
                 finally:
                     self._waits = self._waits and not is_own
             return turn.result
+
+
+def _too_many(name: str, key: str | None) -> StepTooLarge:
+    return StepTooLarge(shown_step(name, key), f"the flow has {STEPS_MOST} checkpoints, the most")
 
 
 def _name_of(name: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,11 +33,16 @@ if TYPE_CHECKING:
 
 #: Checkpoints of a flow, bytes of one as JSON, and of all: each attempt reads them.
 STEPS_MOST: Final = 10_000
+#: Further ones, for failures, and for what a handler does that catches the error of too many.
+STEPS_MORE: Final = 100
 STEP_BYTES_MOST: Final = 1_048_576
 FLOW_BYTES_MOST: Final = 16_777_216
 
 #: Jobs of one gather.
 CHILDREN_MOST: Final = 100_000
+
+#: Characters of all reasons that a gather records of children that ended badly.
+_REASONS_MOST: Final = 2_000_000
 
 #: The result of a step as JSON; unset for None.
 Json = msgspec.Raw | msgspec.UnsetType
@@ -118,6 +123,24 @@ def encoded(step: str, result: Any) -> Json:
     return found
 
 
+def deaths_of(ends: Sequence[Gathered]) -> list[tuple[int, int, str | None, str | None]]:
+    """Return what a gather records of its children: those that ended badly, and how."""
+    bad = [end for end in ends if end.outcome != "done"]
+    most = _REASONS_MOST // max(len(bad), 1)
+    return [(end.nr, end.job_id, end.outcome, end.problem and end.problem[:most]) for end in bad]
+
+
+def as_recorded(ends: list[Gathered], deaths: Iterable[Sequence[Any]]) -> list[Gathered]:
+    """Return the ends of children; of those that had ended badly, these ends."""
+    recorded = {nr: (job_id, outcome, problem) for nr, job_id, outcome, problem in deaths}
+    found = list(ends)
+    for place, end in enumerate(found if recorded else ()):
+        if end.nr in recorded:
+            job_id, outcome, problem = recorded[end.nr]
+            found[place] = end._replace(job_id=job_id, outcome=outcome, value=None, problem=problem)
+    return found
+
+
 def unkept(step: str, end: Gathered) -> StepRefused:
     """Return the error of a gather one of whose jobs has ended well without a kept result."""
     return StepRefused(
@@ -151,9 +174,9 @@ def decoded(step: str, value: str | None, as_type: Any, *, hint: str | None = No
 
 
 def seconds_of(name: str, value: float | timedelta, field: str) -> float:
-    """Return a delay or a timeout in seconds."""
+    """Return a delay or a timeout in seconds; one that is over is 0, as a past instant is now."""
     try:
-        return checks.checked_seconds(value, field)
+        return checks.checked_delay(value, field)
     except InvalidJob as error:
         raise StepRefused(name, f"has a {error.field} that {error.problem}") from None
 

@@ -35,9 +35,11 @@ from forebay.policy.retry import GiveUp, RetryPolicy
 from forebay.worker.run._flow import Flow, Unwound
 from forebay.worker.run._step_calls import StepCall
 from forebay.worker.run._step_values import (
+    as_recorded,
     calls_of,
     checked_key,
     checked_signal_key,
+    deaths_of,
     decoded,
     encoded,
     item_key,
@@ -151,6 +153,7 @@ class Verbs:
             found = yield from flow.find(name, key, "sof", tuple(asked.also))
             if found is not None:
                 return result_of(found, as_type)
+            flow.refuse_too_many(name, key)
             shown = shown_step(name, text_of(key))
             made: list[NewStep] = []
 
@@ -227,7 +230,7 @@ class Verbs:
         flow = self._flow
 
         def verb() -> Generator[Any, Any, None]:
-            seconds, at = time_of(name, delay, until)
+            # First: later attempts continue it, whatever time they compute.
             found = yield from flow.find(name, key, "z")
             if found is not None and found.value is not None:
                 began = msgspec.json.decode(found.value)
@@ -237,6 +240,8 @@ class Verbs:
                 yield from flow.stop_if_cancelled(name, key)
                 raise flow.park(name, until_in(FlowEnd(), began, left))
             yield from flow.stop_if_cancelled(name, key)
+            seconds, at = time_of(name, delay, until)
+            flow.refuse_too_many(name, key)
             value = {"seconds": seconds} if at is None else {"until": at.isoformat()}
             step = flow.new("z", name, key, msgspec.Raw(msgspec.json.encode(value)))
             raise flow.park(name, until_in(FlowEnd([step]), value, seconds or 0.0))
@@ -250,11 +255,12 @@ class Verbs:
         flow = self._flow
 
         def verb() -> Generator[Any, Any, Any]:
-            seconds = None if timeout is None else seconds_of(name, timeout, "timeout")
             address = str(flow.held.row.job_id) if key is None else checked_signal_key(name, key)
             found = yield from flow.find(name, step_key, "pwtx")
             if found is None:
                 yield from flow.stop_if_cancelled(name, step_key)
+                seconds = None if timeout is None else seconds_of(name, timeout, "timeout")
+                flow.refuse_too_many(name, step_key)
                 value = {"key": address, "seconds": seconds}
                 step = flow.new("p", name, step_key, msgspec.Raw(msgspec.json.encode(value)))
                 wait = Wait(name, address, name, text_of(step_key))
@@ -276,7 +282,7 @@ class Verbs:
                 flow.keep_found(found)
             shown_name = shown_step(name, text_of(step_key))
             if found.kind == "t":
-                raise WaitTimeout(shown_name, float(seconds or 0.0))
+                raise WaitTimeout(shown_name, flow.timeout_of(name, step_key))
             if found.kind == "x":
                 raise WaitTaken(shown_name, int(found.value or 0), name, address)
             place = name if step_key is None else f"{name}={step_key}"
@@ -301,10 +307,11 @@ class Verbs:
         def verb() -> Generator[Any, Any, list[Any]]:
             if on_dead not in ("raise", "collect"):
                 raise StepRefused(name, f"has on_dead={shown(on_dead)}, not 'raise' or 'collect'")
-            found = yield from flow.find(name, key, "g")
+            found = yield from flow.find(name, key, "gd")
             if found is None:
                 yield from flow.stop_if_cancelled(name, key)
                 given = calls_of(name, calls, flow.call.jobs[0].correlation_id)
+                flow.refuse_too_many(name, key)
                 if not given:
                     yield from flow.record("g", name, key, msgspec.UNSET)
                     return []
@@ -313,13 +320,15 @@ class Verbs:
 
                 jobs = jobs_json(given)
                 try:
-                    gather_id = yield functools.partial(
-                        flow.store.gather, flow.held, step, len(given), jobs
-                    )
+                    with flow.will_park(name):
+                        gather_id = yield functools.partial(
+                            flow.store.gather, flow.held, step, len(given), jobs
+                        )
                 except UnknownBatch:
                     raise flow.end(name, Ended(0, "released")) from None
                 except InvalidJob as error:
-                    raise StepRefused(name, f"has a job that is refused: {error}") from error
+                    problem = f"has a job that is refused: {error}"
+                    raise StepRefused(name, problem, hint=error.hint) from error
                 step.value = msgspec.Raw(
                     msgspec.json.encode({"gather": str(gather_id), "children": len(given)})
                 )
@@ -329,9 +338,18 @@ class Verbs:
                 return []
             began = msgspec.json.decode(found.value)
             ends = yield functools.partial(flow.store.gathered, flow.held, int(began["gather"]))
-            if any(end.outcome is None for end in ends):
-                yield from flow.stop_if_cancelled(name, key)
-                raise flow.park(name, FlowEnd(gather=began["gather"]))
+            if found.kind == "g":
+                if any(end.outcome is None for end in ends):
+                    yield from flow.stop_if_cancelled(name, key)
+                    raise flow.park(name, FlowEnd(gather=began["gather"]))
+                if deaths := deaths_of(ends):
+                    # A redrive of a child changes no answer that the handler has acted on.
+                    began = {"gather": began["gather"], "ends": deaths}
+                    if beside := flow.beside(name, key):
+                        began["beside"] = beside
+                    value = msgspec.Raw(msgspec.json.encode(began))
+                    yield from flow.record("d", name, key, value)
+            ends = as_recorded(ends, began.get("ends", ()))
             return self._results(name, key, ends, calls, on_dead)
 
         return self._do(name, verb())
@@ -395,6 +413,7 @@ class Verbs:
                 continue
             if flow.answer(name, flow.find(name, text, "e")) is not None:
                 continue
+            flow.refuse_too_many(name, text)
             yield item
             flow.answer(name, flow.record("e", name, text, msgspec.UNSET))
 
@@ -426,6 +445,7 @@ class AsyncVerbs(Verbs):
                 continue
             if await flow.answer_async(name, flow.find(name, text, "e")) is not None:
                 continue
+            flow.refuse_too_many(name, text)
             yield item
             await flow.answer_async(name, flow.record("e", name, text, msgspec.UNSET))
 

@@ -55,6 +55,7 @@ create view forebay.code (column_name, code, meaning) as values
     ('step.kind', 't', 'no signal came in time'),
     ('step.kind', 'x', 'another job waits for the signal'),
     ('step.kind', 'g', 'children were enqueued'),
+    ('step.kind', 'd', 'children have ended, not all of them well'),
     ('step.kind', 'c', 'the job was cancelled while it waited here'),
     ('gather_end.outcome', 'd', 'done'),
     ('gather_end.outcome', 'c', 'cancelled'),

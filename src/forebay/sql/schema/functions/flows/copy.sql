@@ -18,7 +18,7 @@ begin
         for v_step in
             select s.no, s.kind, s.name, s.key, s.value from forebay.step s where s.job_id = p_from and s.group_id = p_from_group order by s.no desc
         loop
-            if v_step.kind not in ('f', 't', 'x') then
+            if v_step.kind not in ('f', 't', 'x', 'd') then
                 v_beside := v_beside || jsonb_build_object('name', v_step.name, 'key', v_step.key);
                 -- A failure knows at most 100 steps that ran beside it.
                 exit when jsonb_array_length(v_beside) > 100;

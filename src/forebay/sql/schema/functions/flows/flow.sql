@@ -21,8 +21,8 @@
 --                that is dead or was cancelled
 --   cancelled_at  when it was cancelled while it waited: its handler compensates, and ends
 --
--- A step is of the kind step, once, item, failed, sleep, wait, signal, timeout, taken, children or
--- cancelled. `with_values` adds what the steps have returned, at most 16 megabytes.
+-- A step is of the kind step, once, item, failed, sleep, wait, signal, timeout, taken, children, died
+-- or cancelled. `with_values` adds what the steps have returned, at most 16 megabytes.
 -- pages: 60 + 60 a job
 create function forebay.flow(job_id bigint, with_values boolean default false)
 returns table (group_name text, steps jsonb, waits_for text, step text, step_key text, since timestamptz, until timestamptz,
@@ -159,5 +159,6 @@ create function forebay._step_word(p_kind "char") returns text
 language sql immutable
 as $$
     select case p_kind when 's' then 'step' when 'o' then 'once' when 'e' then 'item' when 'f' then 'failed' when 'z' then 'sleep' when 'p' then 'wait'
-                       when 'w' then 'signal' when 't' then 'timeout' when 'x' then 'taken' when 'g' then 'children' when 'c' then 'cancelled' end
+                       when 'w' then 'signal' when 't' then 'timeout' when 'x' then 'taken' when 'g' then 'children' when 'd' then 'died'
+                       when 'c' then 'cancelled' end
 $$;

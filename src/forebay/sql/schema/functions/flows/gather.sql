@@ -40,7 +40,8 @@ $$;
 --
 -- Parameters: `p_first`, which child the first job is, from 1.
 --
--- Errors: those of forebay.enqueue_many(). Roll the transaction back.
+-- Errors: those of forebay.enqueue_many(); JQ001 a child has the ordering key that its parent, or a
+--   parent of that, holds in the same queue. Roll the transaction back.
 -- Transaction: that of forebay.gather_v1().
 -- pages: 60 + 8 a job
 create function forebay.gather_children_v1(p_gather_id bigint, p_first integer, p_jobs jsonb) returns void
@@ -49,7 +50,48 @@ set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
 begin
+    if jsonb_typeof(p_jobs) = 'array' and not p_jobs @? '$[*] ? (@.type() != "object")' then
+        perform forebay._refuse_held_keys(p_gather_id, forebay._with_declared_keys(p_jobs));
+    end if;
     perform forebay._enqueue_children(g.gather_id, g.job_id, p_first, p_jobs, 'child') from forebay.gather g where g.gather_id = p_gather_id;
+end
+$$;
+
+
+-- Refuse children with an ordering key that a job holds which waits for them: its parent, or a parent of that. Each would wait for the other.
+create function forebay._refuse_held_keys(p_gather_id bigint, p_jobs jsonb) returns void
+language plpgsql stable
+-- planner: indexed
+as $$
+declare
+    v_holder bigint;
+    v_gather bigint := p_gather_id;
+    v_row    record;
+    v_child  record;
+begin
+    -- A callback holds no key while it waits.
+    while v_gather is not null and p_jobs @? '$[*].ordering_key ? (@ != null)' loop
+        select g.job_id into v_holder from forebay.gather g where g.gather_id = v_gather and g.group_id <> 0;
+        exit when not found;
+        select r.ordering_key, r.headers, l.queue into v_row
+        from (select d.lane, d.ordering_key, d.headers from forebay.deferred d where d.job_id = v_holder
+              union all select i.lane, i.ordering_key, i.headers from forebay._rows_of(v_holder) i) r
+        cross join lateral (select i.queue from forebay.lane i where i.lane = r.lane limit 1) l
+        where r.lane <> 0 limit 1;
+        select j.ordinality - 1 as index into v_child
+        from jsonb_array_elements(p_jobs) with ordinality j
+        where j.value ->> 'ordering_key' = v_row.ordering_key
+          and coalesce(j.value ->> 'queue', (select k.queue from forebay.kind_queue k where k.kind = j.value ->> 'kind'), 'default') = v_row.queue
+        order by j.ordinality limit 1;
+        if found then
+            raise exception using errcode = 'JQ001', column = 'ordering_key',
+                message = format('child %s: job %s, which waits for it, holds its ordering key %s in queue %s', v_child.index, v_holder,
+                                 quote_literal(left(v_row.ordering_key, 200)), v_row.queue),
+                detail = jsonb_build_object('index', v_child.index),
+                hint = 'Nothing was enqueued. Give the child another ordering key, or none; or enqueue it in another queue.';
+        end if;
+        v_gather := (forebay._child_in(v_row.headers))[2]::bigint;
+    end loop;
 end
 $$;
 

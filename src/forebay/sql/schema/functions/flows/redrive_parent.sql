@@ -21,9 +21,10 @@ begin
         from (select l.* from forebay.dead_letter l where l.job_id = v_flow.job_id offset 0) i
         where v_flow.group_id in (0, i.group_id) and i.redriven_at is null and i.reason = 'permanent'
           and not coalesce(i.headers ? 'forebay-subject', false)
-          -- It did nothing behind the gather.
+          -- It did nothing behind the gather, but recorded how that ended.
           and not exists (select from forebay.step s where s.job_id = i.job_id and s.group_id = i.group_id
-                                                       and s.no > case v_flow.group_id when 0 then 0 else v_flow.no end)
+                                                       and s.no > case v_flow.group_id when 0 then 0 else v_flow.no end
+                                                       and not (s.kind = 'd' and s.value ->> 'gather' = p_gather_id::text))
           and exists (select from forebay.queue_group g where g.group_id = i.group_id and g.closing_at is null)
         order by i.group_id, i.dead_id desc
     loop
