@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.arguments.results import gives_coroutine, step_type
-from forebay.db.pools import is_duplicate, spoils_connection
+from forebay.db.pools import is_duplicate, may_have_committed
 from forebay.errors import (
     ChildrenDied,
     FlowError,
@@ -167,8 +167,7 @@ class Verbs:
             except Exception as error:
                 if made and is_duplicate(error, "step_pkey"):
                     raise flow.end(name, Ended(0, "released")) from None
-                if made and spoils_connection(error):
-                    # The commit may have arrived.
+                if made and may_have_committed(error):
                     raise flow.end(name, Ended(0, "released", after=1.0)) from error
                 for step in made:
                     flow.give_back(step)

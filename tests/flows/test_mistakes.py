@@ -1,0 +1,144 @@
+"""What the code of a handler does wrong with its steps: the attempt says so, and is counted."""
+
+import pytest
+
+import forebay
+from forebay import RetryPolicy
+from tests.support.engine import one, state
+from tests.support.fix_worker import run_retries
+
+pytestmark = pytest.mark.anyio
+
+FLAVOURS = ["async", "thread"]
+TWICE = RetryPolicy(max_attempts=2, strategy="fixed", base_seconds=0.001, jitter=False)
+
+
+def last_error(conn, job_id):
+    query = "select errors -> -1 from forebay.dead_letter where job_id = %s"
+    return one(conn, query, job_id)
+
+
+def a_once(app, flavour, statement, calls, **options):
+    """Return a handler whose only step runs a statement; None: it closes its connection."""
+    if flavour == "async":
+
+        async def spoil(c):
+            calls.append(statement)
+            await (c.close() if statement is None else c.execute(statement))
+
+        @app.job(**options)
+        async def work(ctx: forebay.Context) -> None:
+            await ctx.once("spoil", spoil)
+    else:
+
+        def spoil(c):
+            calls.append(statement)
+            c.close() if statement is None else c.execute(statement)
+
+        @app.job(**options)
+        def work(ctx: forebay.Context) -> None:
+            ctx.once("spoil", spoil)
+
+    return work
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [(None, "closes the connection"), ("set transaction read only", "its transaction read-only")],
+)
+async def test_once_that_spoils_its_connection_is_refused(app, conn, flavour, statement, says):
+    """The attempt fails and says what the function does; it is not put off for ever."""
+    calls = []
+    job = a_once(app, flavour, statement, calls, retry=TWICE).enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert says in error["message"]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_once_that_swallows_the_end_of_its_connection_is_counted(app, conn, flavour):
+    """The step is tried as often as its policy says."""
+    calls = []
+    end = "do $$ begin perform pg_terminate_backend(pg_backend_pid()); end $$"
+    if flavour == "async":
+
+        async def spoil(c):
+            calls.append(1)
+            with pytest.raises(Exception, match="terminat"):
+                await c.execute(end)
+
+        @app.job(retry=TWICE)
+        async def work(ctx: forebay.Context) -> None:
+            await ctx.once("spoil", spoil)
+    else:
+
+        def spoil(c):
+            calls.append(1)
+            with pytest.raises(Exception, match="terminat"):
+                c.execute(end)
+
+        @app.job(retry=TWICE)
+        def work(ctx: forebay.Context) -> None:
+            ctx.once("spoil", spoil)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    assert len(calls) == 2
+    assert "connection broke while the function" in last_error(conn, job)["message"]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_once_that_is_too_slow_for_the_server_is_counted(app, conn, flavour):
+    """The server ends the idle transaction: nothing was committed, so this is a failure."""
+    calls = []
+    slow = "select set_config('idle_in_transaction_session_timeout', '1', true)"
+    watch = f"select pid from pg_stat_activity where pid = %s and datname = '{conn.info.dbname}'"
+
+    def wait_until_ended(pid):
+        while conn.execute(watch, [pid]).fetchone():
+            pass
+
+    if flavour == "async":
+
+        async def spoil(c):
+            calls.append(1)
+            await c.execute(slow)
+            wait_until_ended(c.info.backend_pid)
+
+        @app.job(retry=TWICE)
+        async def work(ctx: forebay.Context) -> None:
+            await ctx.once("spoil", spoil)
+    else:
+
+        def spoil(c):
+            calls.append(1)
+            c.execute(slow)
+            wait_until_ended(c.info.backend_pid)
+
+        @app.job(retry=TWICE)
+        def work(ctx: forebay.Context) -> None:
+            ctx.once("spoil", spoil)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    assert len(calls) >= 2  # The socket may have broken before the message could be read.
+    assert "idle" in last_error(conn, job)["message"]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_a_duplicate_in_a_table_of_the_user_called_step_is_a_failure(app, conn, flavour):
+    """Its constraint has the name of Forebay's, and is checked when the step commits."""
+    calls = []
+    conn.execute("create table step (id int, primary key (id) deferrable initially deferred)")
+    conn.execute("insert into step values (1)")
+    job = a_once(app, flavour, "insert into step values (1)", calls, retry=TWICE).enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    assert last_error(conn, job)["type"] == "forebay.errors.StepFailed"
+    assert len(calls) == 2
