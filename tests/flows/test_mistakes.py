@@ -1,5 +1,8 @@
 """What the code of a handler does wrong with its steps: the attempt says so, and is counted."""
 
+import asyncio
+import contextlib
+
 import pytest
 
 import forebay
@@ -142,3 +145,47 @@ async def test_a_duplicate_in_a_table_of_the_user_called_step_is_a_failure(app, 
     assert state(conn, job) == "dead"
     assert last_error(conn, job)["type"] == "forebay.errors.StepFailed"
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("verb", ["step", "once", "sleep", "wait", "gather", "done"])
+@pytest.mark.parametrize("parks", [False, True])
+async def test_a_verb_without_await_is_an_error_of_the_handler(app, conn, verb, parks):
+    """Nothing of it has run, so the job is not done; nor parked, to be wrong in a week."""
+    verbs = {
+        "step": lambda ctx: ctx.step("it", print),
+        "once": lambda ctx: ctx.once("it", print),
+        "sleep": lambda ctx: ctx.sleep("it", 1),
+        "wait": lambda ctx: ctx.wait("it"),
+        "gather": lambda ctx: ctx.gather("it", []),
+        "done": lambda ctx: bool(ctx.done("it")),
+    }
+
+    @app.job()
+    async def work(ctx: forebay.Context) -> None:
+        verbs[verb](ctx)
+        if parks:
+            await ctx.sleep("a week", 604800)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "step 'it' was called without await" in error["message"]
+
+
+async def test_a_verb_whose_task_is_cancelled_before_it_begins_is_no_mistake(app, conn):
+    """The handler has caught what its task group raised."""
+
+    @app.job()
+    async def work(ctx: forebay.Context) -> None:
+        await ctx.step("first", print)
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ctx.step("it", print))
+                tasks.create_task(ctx.sleep("night", 1))
+                raise ValueError
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "done"

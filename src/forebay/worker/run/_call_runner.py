@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.arguments.kinds import Kind
+    from forebay.errors import StepRefused
     from forebay.worker.ground.held import HeldJob
     from forebay.worker.run._key_queues import KeyQueues
     from forebay.worker.run._places import Places
@@ -158,6 +159,9 @@ class CallRunner:
             self._fail(call, helds, call.why)
         elif unwound.ended is None:
             self._fail(call, helds, LeaseLost(helds[0].lease.lease_id))
+        elif (wrong := _wrong_park(call, unwound.ended)) is not None:
+            call.flow.unwound = None
+            self._fail(call, helds, wrong)
         else:
             if unwound.ended.outcome == "retried":
                 helds[0].raised = Raised(unwound.__cause__ or unwound)
@@ -239,6 +243,14 @@ def _unwound_in(call: Call, error: BaseException) -> Unwound | None:
     return unwound if others is None else None
 
 
+def _wrong_park(call: Call, ended: Ended) -> StepRefused | None:
+    """Return the error of a handler that parks and has called a verb without await."""
+    if call.flow is None or ended.outcome != "snoozed":
+        return None
+    found: StepRefused | None = call.flow.not_awaited()
+    return found
+
+
 def _finish_flow(call: Call, result: Any) -> None:
     """Look at what a flow did before its handler returned.
 
@@ -247,6 +259,7 @@ def _finish_flow(call: Call, result: Any) -> None:
     Raises:
         ParkingSwallowed: the handler caught what ends an attempt within a step.
         LeaseLost: the same, and the job belongs to another worker.
+        StepRefused: it has called a verb without await.
     """
     assert call.flow is not None
     unwound = call.flow.unwound
@@ -254,6 +267,8 @@ def _finish_flow(call: Call, result: Any) -> None:
         raise LeaseLost(call.helds[0].lease.lease_id)
     if unwound is not None:
         raise ParkingSwallowed(unwound.step)
+    if (wrong := call.flow.not_awaited()) is not None:
+        raise wrong
     if not isinstance(result, Outcome) and (forgotten := call.flow.forgotten()):
         log.warning(
             "job %s has ended; its code did not ask for these recorded steps: %s",

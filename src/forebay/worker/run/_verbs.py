@@ -397,10 +397,21 @@ class AsyncVerbs(Verbs):
 
     def __init__(self, parts: Flows, flow: Flow) -> None:
         super().__init__(parts, flow)
-        self._do = flow.answer_async
+        self._do = self._later
 
-    async def step(self, asked: Step, *, in_transaction: bool) -> Any:
+    def _later(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
+        found = self._flow.answer_async(name, verb)
+        self._flow.unbegun[id(verb)] = name, found
+        return found
+
+    def step(self, asked: Step, *, in_transaction: bool) -> Any:
         """Do a step, see ``Context.step`` and ``Context.once``."""
+        found = self._step_later(asked, in_transaction=in_transaction)
+        self._flow.unbegun[id(asked)] = asked.name, found
+        return found
+
+    async def _step_later(self, asked: Step, *, in_transaction: bool) -> Any:
+        self._flow.unbegun.pop(id(asked), None)
         if (found := self._recorded(asked)) is not None:
             return result_of(found, self._checked[asked.function])
         return await self._step(asked, in_transaction=in_transaction)
