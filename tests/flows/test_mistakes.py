@@ -189,3 +189,112 @@ async def test_a_verb_whose_task_is_cancelled_before_it_begins_is_no_mistake(app
     job = work.enqueue(conn)
     await run_retries(app, conn)
     assert state(conn, job) == "done"
+
+
+class Closing:
+    def __init__(self, fails):
+        self.fails = fails
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.fails:
+            raise ConnectionError("close() failed")
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        self.__exit__()
+
+
+@pytest.mark.parametrize("how", ["finally", "with", "async with", "in a group", "thread"])
+async def test_an_error_of_a_clean_up_while_the_job_parks_is_retried(app, conn, how):
+    """The handler has swallowed nothing."""
+    began = []
+    if how == "thread":
+
+        @app.job(retry=TWICE)
+        def work(ctx: forebay.Context) -> None:
+            began.append(1)
+            with Closing(len(began) == 1):
+                ctx.sleep("a moment", 0.001)
+    else:
+
+        @app.job(retry=TWICE)
+        async def work(ctx: forebay.Context) -> None:
+            began.append(1)
+            fails = len(began) == 1
+            if how == "finally":
+                try:
+                    await ctx.sleep("a moment", 0.001)
+                finally:
+                    Closing(fails).__exit__()
+            elif how == "with":
+                with Closing(fails):
+                    await ctx.sleep("a moment", 0.001)
+            elif how == "async with":
+                async with Closing(fails):
+                    await ctx.sleep("a moment", 0.001)
+            else:
+                async with Closing(fails), asyncio.TaskGroup() as tasks:
+                    tasks.create_task(ctx.sleep("a moment", 0.001))
+
+    job = work.enqueue(conn)
+    await run_through(app, conn, job)
+    assert state(conn, job) == "done"
+
+
+async def run_through(app, conn, job):
+    """Run workers until a job that sleeps for a moment at a time has ended."""
+    for _ in range(10):
+        await run_retries(app, conn)
+        if state(conn, job) in ("done", "dead", "cancelled"):
+            return
+
+
+async def test_an_error_of_each_clean_up_counts_as_attempts(app, conn):
+    """The park that was not recorded is no progress."""
+    began = []
+
+    @app.job(retry=TWICE)
+    async def work(ctx: forebay.Context) -> None:
+        began.append(1)
+        with Closing(True):
+            await ctx.sleep("a moment", 0.001)
+
+    job = work.enqueue(conn)
+    await run_through(app, conn, job)
+    assert state(conn, job) == "dead"
+    assert len(began) == 2
+    assert last_error(conn, job)["message"] == "close() failed"
+
+
+async def test_an_error_beside_a_step_that_will_be_tried_again_changes_nothing(app, conn):
+    """The step is tried as often as its own policy says."""
+    tries = []
+
+    async def flaky():
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionError
+
+    async def beside(lasts):
+        try:
+            await asyncio.sleep(3600 if lasts else 0)
+        except asyncio.CancelledError:
+            raise RuntimeError("a connection broke off") from None
+
+    thrice = RetryPolicy(max_attempts=3, strategy="fixed", base_seconds=0.001, jitter=False)
+
+    @app.job(retry=RetryPolicy(max_attempts=1))
+    async def work(ctx: forebay.Context) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ctx.step("flaky", flaky, retry=thrice))
+            tasks.create_task(beside(lasts=len(tries) < 2))
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert len(tries) == 3
+    assert state(conn, job) == "done"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.db.pools import spoils_connection
 from forebay.errors import DatabaseUnavailable, LeaseLost, ParkingSwallowed, UnknownBatch
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from forebay.worker.run.reporter import OutcomeReporter
 
 log = logger("forebay.worker")
+
+#: More errors than these are not looked at, to find one in their chain.
+_CHAIN_MOST: Final = 1000
 
 
 class CallRunner:
@@ -206,7 +209,15 @@ class CallRunner:
             if call.flow.unwound.ended is None:
                 error = LeaseLost(helds[0].lease.lease_id)
             elif call.why is None:
-                error = ParkingSwallowed(call.flow.unwound.step)
+                unwound: Unwound = call.flow.unwound
+                if not _follows(error, unwound):
+                    error = ParkingSwallowed(unwound.step)
+                elif unwound.ended is not None and unwound.ended.outcome != "snoozed":
+                    # The step has failed already, and its own policy counts.
+                    self._end_flow(call, helds, unwound)
+                    return
+                elif isinstance(error, BaseExceptionGroup):
+                    error = error.split(Unwound)[1] or error
         if isinstance(error, LeaseLost | UnknownBatch) and (
             call.kind.transaction or call.flow is not None
         ):
@@ -241,6 +252,28 @@ def _unwound_in(call: Call, error: BaseException) -> Unwound | None:
     unwound: Unwound = call.flow.unwound
     others = error.split(Unwound)[1]
     return unwound if others is None else None
+
+
+def _follows(error: BaseException, unwound: Unwound) -> bool:
+    """Whether the handler raised an error while a step ended the attempt, as a clean-up may.
+
+    A handler that catches what the step raises, and raises an error from another or from None, has
+    swallowed it.
+    """
+    waiting: list[BaseException] = [error]
+    seen: set[int] = set()
+    while waiting and len(seen) < _CHAIN_MOST:
+        found = waiting.pop()
+        if found is unwound:
+            return True
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, BaseExceptionGroup):
+            waiting.extend(found.exceptions)
+        if found.__context__ is not None and not found.__suppress_context__:
+            waiting.append(found.__context__)
+    return False
 
 
 def _wrong_park(call: Call, ended: Ended) -> StepRefused | None:

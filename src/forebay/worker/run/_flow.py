@@ -448,9 +448,11 @@ class Flow:
                 "gives the slot back while another step of the job runs",
                 hint="Await the other steps first; wait, sleep and gather run alone.",
             )
-        for step in flow.steps:
-            self.keep(step)
-        return self.end(name, Ended(0, "snoozed", flow=flow))
+        # Its checkpoints are recorded by the settlement: an error of a clean-up may come before.
+        ended = Ended(0, "snoozed", flow=flow)
+        if flow.steps:
+            ended.attempts = 0
+        return self.end(name, ended)
 
     # --- the ways to answer ---
 
