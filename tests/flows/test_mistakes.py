@@ -298,3 +298,45 @@ async def test_an_error_beside_a_step_that_will_be_tried_again_changes_nothing(a
     await run_retries(app, conn)
     assert len(tries) == 3
     assert state(conn, job) == "done"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_cancelled_wait_in_a_task_group_cancels_the_job(app, conn, nested):
+    """The group wraps what tells the handler of it."""
+    began = []
+
+    @app.job(retry=TWICE)
+    async def work(ctx: forebay.Context) -> None:
+        began.append(1)
+        async with asyncio.TaskGroup() as outer:
+            if nested:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(ctx.wait("it", key=1))
+            else:
+                outer.create_task(ctx.wait("it", key=1))
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    app.client().cancel(job)
+    await run_retries(app, conn)
+    assert state(conn, job) == "cancelled"
+    assert len(began) == 2
+
+
+async def test_a_refusal_in_a_group_within_a_step_is_no_failure_of_the_step(app, conn):
+    """It is not tried again: the same attempt would end the same way."""
+    calls = []
+
+    @app.job(retry=TWICE)
+    async def work(ctx: forebay.Context) -> None:
+        async def inner():
+            calls.append(1)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ctx.step("x\n", print))
+
+        await ctx.step("outer", inner)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    assert len(calls) == 1

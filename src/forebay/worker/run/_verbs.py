@@ -8,7 +8,7 @@ import itertools
 import random
 import shlex
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -31,7 +31,7 @@ from forebay.errors import (
 from forebay.ops.flows import Checkpoint, FlowEnd, NewStep, Wait
 from forebay.ops.protocol import Ended
 from forebay.policy.error_text import describe_exception
-from forebay.policy.retry import GiveUp, RetryPolicy
+from forebay.policy.retry import GiveUp, RetryPolicy, leaves
 from forebay.worker.run._flow import Flow, Unwound
 from forebay.worker.run._step_calls import StepCall
 from forebay.worker.run._step_values import (
@@ -62,6 +62,10 @@ if TYPE_CHECKING:
     from forebay.worker.run._step_store import StepStore
     from forebay.worker.run._transactions import HandlerTransactions
     from forebay.worker.run.call import Call
+
+
+#: Errors that are no failure of the function that raises them, also in a group.
+_NOT_OF_THE_STEP: Final = (FlowError, HandlerError, LeaseLost, UnknownBatch)
 
 
 class Flows:
@@ -162,9 +166,9 @@ class Verbs:
             calls = StepCall(flow.call, self._parts.transactions, asked, maker, flow.commits)
             try:
                 result = yield calls
-            except (FlowError, HandlerError, LeaseLost, UnknownBatch):
-                raise
             except Exception as error:
+                if any(isinstance(each, _NOT_OF_THE_STEP) for each in leaves(error)):
+                    raise
                 if made and is_duplicate(error, "step_pkey"):
                     raise flow.end(name, Ended(0, "released")) from None
                 if made and may_have_committed(error):
