@@ -95,7 +95,10 @@ class ChildrenDied(FlowError):
 
 
 class ParkingSwallowed(FlowError):
-    """The handler continued, or raised another error, where a step gave its slot back."""
+    """The handler went on, returned, or replaced what it caught, where a step gave its slot back.
+
+    An error of a clean-up there, in ``finally`` or ``with``, is one of the handler, and retried.
+    """
 
     template = "the handler swallowed what step {step!r} raises to give the slot back"
     default_hint = "Catch Exception in handlers, not BaseException; let `finally` return nothing."

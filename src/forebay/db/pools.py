@@ -152,11 +152,39 @@ def spoils_connection(error: BaseException) -> bool:
 
 
 def is_duplicate(error: BaseException, constraint: str) -> bool:
-    """Whether an error says that another row has the key of this constraint."""
+    """Whether an error says that another row has the key of this constraint of Forebay's schema.
+
+    The user's tables may have constraints with the same name.
+    """
     return (
         isinstance(error, psycopg.errors.UniqueViolation)
+        and error.diag.schema_name == "forebay"
         and error.diag.constraint_name == constraint
     )
+
+
+#: The server ended a session because its user was slow: idle_in_transaction_session_timeout,
+#: transaction_timeout.
+_SLOW: Final = ("25P03", "25P04")
+
+
+def may_have_committed(error: BaseException) -> bool:
+    """Whether a commit may have arrived though its message ended with this error."""
+    return spoils_connection(error) and _sqlstate(error) not in _SLOW
+
+
+def says_read_only(error: BaseException) -> bool:
+    """Whether the server refused a write because of the transaction, or of the whole server."""
+    return _sqlstate(error) == "25006"
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    driver = error if isinstance(error, psycopg.Error) else error.__cause__
+    return driver.sqlstate if isinstance(driver, psycopg.Error) else None
+
+
+#: 'on' outside of a transaction says that all transactions of the session are read-only.
+READ_ONLY: Final = "show transaction_read_only"
 
 
 #: Removes what a handler may have left in its session; settings and roles become those of the

@@ -462,6 +462,7 @@ def _says_schema_exists(error: psycopg.Error) -> bool:
     """
     return error.sqlstate == _DUPLICATE_SCHEMA or (
         error.sqlstate == _UNIQUE_VIOLATION
+        and error.diag.schema_name == "pg_catalog"
         and error.diag.constraint_name == "pg_namespace_nspname_index"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.db.pools import spoils_connection
 from forebay.errors import DatabaseUnavailable, LeaseLost, ParkingSwallowed, UnknownBatch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.arguments.kinds import Kind
+    from forebay.errors import StepRefused
     from forebay.worker.ground.held import HeldJob
     from forebay.worker.run._key_queues import KeyQueues
     from forebay.worker.run._places import Places
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from forebay.worker.run.reporter import OutcomeReporter
 
 log = logger("forebay.worker")
+
+#: More errors than these are not looked at, to find one in their chain.
+_CHAIN_MOST: Final = 1000
 
 
 class CallRunner:
@@ -158,6 +162,9 @@ class CallRunner:
             self._fail(call, helds, call.why)
         elif unwound.ended is None:
             self._fail(call, helds, LeaseLost(helds[0].lease.lease_id))
+        elif (wrong := _wrong_park(call, unwound.ended)) is not None:
+            call.flow.unwound = None
+            self._fail(call, helds, wrong)
         else:
             if unwound.ended.outcome == "retried":
                 helds[0].raised = Raised(unwound.__cause__ or unwound)
@@ -202,7 +209,15 @@ class CallRunner:
             if call.flow.unwound.ended is None:
                 error = LeaseLost(helds[0].lease.lease_id)
             elif call.why is None:
-                error = ParkingSwallowed(call.flow.unwound.step)
+                unwound: Unwound = call.flow.unwound
+                if not _follows(error, unwound):
+                    error = ParkingSwallowed(unwound.step)
+                elif unwound.ended is not None and unwound.ended.outcome != "snoozed":
+                    # The step has failed already, and its own policy counts.
+                    self._end_flow(call, helds, unwound)
+                    return
+                elif isinstance(error, BaseExceptionGroup):
+                    error = error.split(Unwound)[1] or error
         if isinstance(error, LeaseLost | UnknownBatch) and (
             call.kind.transaction or call.flow is not None
         ):
@@ -239,6 +254,36 @@ def _unwound_in(call: Call, error: BaseException) -> Unwound | None:
     return unwound if others is None else None
 
 
+def _follows(error: BaseException, unwound: Unwound) -> bool:
+    """Whether the handler raised an error while a step ended the attempt, as a clean-up may.
+
+    A handler that catches what the step raises, and raises an error from another or from None, has
+    swallowed it.
+    """
+    waiting: list[BaseException] = [error]
+    seen: set[int] = set()
+    while waiting and len(seen) < _CHAIN_MOST:
+        found = waiting.pop()
+        if found is unwound:
+            return True
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, BaseExceptionGroup):
+            waiting.extend(found.exceptions)
+        if found.__context__ is not None and not found.__suppress_context__:
+            waiting.append(found.__context__)
+    return False
+
+
+def _wrong_park(call: Call, ended: Ended) -> StepRefused | None:
+    """Return the error of a handler that parks and has called a verb without await."""
+    if call.flow is None or ended.outcome != "snoozed":
+        return None
+    found: StepRefused | None = call.flow.not_awaited()
+    return found
+
+
 def _finish_flow(call: Call, result: Any) -> None:
     """Look at what a flow did before its handler returned.
 
@@ -247,6 +292,7 @@ def _finish_flow(call: Call, result: Any) -> None:
     Raises:
         ParkingSwallowed: the handler caught what ends an attempt within a step.
         LeaseLost: the same, and the job belongs to another worker.
+        StepRefused: it has called a verb without await.
     """
     assert call.flow is not None
     unwound = call.flow.unwound
@@ -254,6 +300,8 @@ def _finish_flow(call: Call, result: Any) -> None:
         raise LeaseLost(call.helds[0].lease.lease_id)
     if unwound is not None:
         raise ParkingSwallowed(unwound.step)
+    if (wrong := call.flow.not_awaited()) is not None:
+        raise wrong
     if not isinstance(result, Outcome) and (forgotten := call.flow.forgotten()):
         log.warning(
             "job %s has ended; its code did not ask for these recorded steps: %s",

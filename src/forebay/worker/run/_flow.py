@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -43,7 +44,7 @@ from forebay.worker.run._step_values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Coroutine, Generator
 
     from forebay.worker.run._step_store import StepStore
     from forebay.worker.run.call import Call
@@ -111,6 +112,9 @@ class Flow:
         self._asked: set[tuple[str, str | None]] = set()
         #: The steps that have such an earlier name.
         self._renamed: dict[tuple[str, str | None], str] = {}
+        #: The verbs of a coroutine handler that have not begun, by what each has of its own, with
+        #: their names.
+        self.unbegun: dict[int, tuple[object, Coroutine[Any, Any, Any]]] = {}
         self._next = 1
         self._bytes = 0
         #: Whether this attempt was told that there are too many checkpoints.
@@ -154,6 +158,18 @@ class Flow:
             if not is_asked and not (in_loop and step.key is not None):
                 found.add(step.name)
         return sorted(found)
+
+    def not_awaited(self) -> StepRefused | None:
+        """Return the error of a handler that ends with a verb that it has called without await.
+
+        A task that was cancelled before it began has closed its verb.
+        """
+        for name, verb in self.unbegun.values():
+            if inspect.getcoroutinestate(verb) == inspect.CORO_CREATED:
+                verb.close()  # Python would warn too.
+                problem = "was called without await, so it was not done"
+                return StepRefused(_name_of(name), problem, hint="Await each verb, also done().")
+        return None
 
     def cancel(self, why: JobCancelled) -> None:
         """Let a verb of the coroutine handler raise this: the one that it waits for, or the next.
@@ -480,9 +496,11 @@ class Flow:
     def park(self, name: str, flow: FlowEnd) -> Unwound:
         """Return the exception that gives the slot back until the flow may continue."""
         self._require_alone(name)
-        for step in flow.steps:
-            self.keep(step)
-        return self.end(name, Ended(0, "snoozed", flow=flow))
+        # Its checkpoints are recorded by the settlement: an error of a clean-up may come before.
+        ended = Ended(0, "snoozed", flow=flow)
+        if flow.steps:
+            ended.attempts = 0
+        return self.end(name, ended)
 
     @contextlib.contextmanager
     def will_park(self, name: str) -> Iterator[None]:
@@ -540,6 +558,7 @@ class Flow:
 
     async def answer_async(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
         """Run a verb on the event loop of a coroutine handler."""
+        self.unbegun.pop(id(verb), None)
         with self._verb(name):
             if self._cancelled is not None and not self._knows:
                 verb.close()

@@ -6,13 +6,17 @@ import functools
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from forebay.arguments.results import gives_coroutine, ran
+from forebay.db.pools import READ_ONLY, says_read_only
+from forebay.errors import DatabaseUnavailable, StepRefused
 from forebay.forks import end_if_copy
 from forebay.in_threads import in_thread
 from forebay.model.spans import stepping
 from forebay.ops import flows
 from forebay.policy.error_text import calls_handlers
-from forebay.worker.run._step_values import text_of
+from forebay.worker.run._step_values import shown_step, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,9 +78,16 @@ class StepCall:
             try:
                 with connection.transaction():
                     result = self._plainly((connection.given,))
+                    self._check_open(connection.raw)
                     with self._commits():
                         step = self._made(result)
                         connection.settle_last(self._recording(step), begins=False)
+            except DatabaseUnavailable as error:
+                if says_read_only(error):
+                    row = connection.raw.execute(READ_ONLY).fetchone()
+                    connection.raw.rollback()
+                    self._check_read_only(row, error)
+                raise
             finally:
                 self._call.connection = None
         return step
@@ -100,11 +111,18 @@ class StepCall:
                 try:
                     async with connection.transaction():
                         result = await self._awaited((connection.given,))
+                        self._check_open(connection.raw)
                         with self._commits():
                             step = self._made(result)
                             # Who is in a step will probably be in the next one soon.
                             begins = transactions.steps > connections.begun + 1
                             await connection.settle_last(self._recording(step), begins=begins)
+                except DatabaseUnavailable as error:
+                    if says_read_only(error):
+                        row = await (await connection.raw.execute(READ_ONLY)).fetchone()
+                        await connection.raw.rollback()
+                        self._check_read_only(row, error)
+                    raise
                 finally:
                     self._call.connection = None
         finally:
@@ -140,6 +158,35 @@ class StepCall:
         finally:
             _within.set(outer)
             end_if_copy()
+
+    def _check_open(self, connection: Any) -> None:
+        """Refuse a function that returned though it had closed or lost its connection.
+
+        The next attempt would do the same, and "released, the database is away" is not counted.
+        """
+        if not connection.closed:
+            return
+        if connection.broken:
+            raise psycopg.OperationalError(
+                "the connection broke while the function of the step ran, and it went on"
+            )
+        raise StepRefused(
+            self._shown(),
+            "closes the connection that it gets",
+            hint="Leave it open: its transaction is committed when the function has returned.",
+        )
+
+    def _check_read_only(self, row: Any, error: Exception) -> None:
+        """Refuse a function that made its transaction read-only, on a server that is not."""
+        if row == ("off",):
+            raise StepRefused(
+                self._shown(),
+                "makes its transaction read-only, so nothing can be recorded in it",
+                hint="For what only reads use ctx.step(), with a separate connection.",
+            ) from error
+
+    def _shown(self) -> str:
+        return shown_step(self._asked.name, text_of(self._asked.key))
 
     def _recording(self, step: NewStep) -> LastCall:
         return functools.partial(flows.record_once, self._call.helds[0].lease.lease_id, step)

@@ -8,12 +8,12 @@ import itertools
 import random
 import shlex
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from forebay.arguments.results import gives_coroutine, step_type
-from forebay.db.pools import is_duplicate, spoils_connection
+from forebay.db.pools import is_duplicate, may_have_committed
 from forebay.errors import (
     ChildrenDied,
     FlowError,
@@ -31,7 +31,7 @@ from forebay.errors import (
 from forebay.ops.flows import Checkpoint, FlowEnd, NewStep, Wait
 from forebay.ops.protocol import Ended
 from forebay.policy.error_text import describe_exception
-from forebay.policy.retry import GiveUp, RetryPolicy
+from forebay.policy.retry import GiveUp, RetryPolicy, leaves
 from forebay.worker.run._flow import Flow, Unwound
 from forebay.worker.run._step_calls import StepCall
 from forebay.worker.run._step_values import (
@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     from forebay.worker.run._step_store import StepStore
     from forebay.worker.run._transactions import HandlerTransactions
     from forebay.worker.run.call import Call
+
+
+#: Errors that are no failure of the function that raises them, also in a group.
+_NOT_OF_THE_STEP: Final = (FlowError, HandlerError, LeaseLost, UnknownBatch)
 
 
 class Flows:
@@ -165,13 +169,12 @@ class Verbs:
             calls = StepCall(flow.call, self._parts.transactions, asked, maker, flow.commits)
             try:
                 result = yield calls
-            except (FlowError, HandlerError, LeaseLost, UnknownBatch):
-                raise
             except Exception as error:
+                if any(isinstance(each, _NOT_OF_THE_STEP) for each in leaves(error)):
+                    raise
                 if made and is_duplicate(error, "step_pkey"):
                     raise flow.end(name, Ended(0, "released")) from None
-                if made and spoils_connection(error):
-                    # The commit may have arrived.
+                if made and may_have_committed(error):
                     raise flow.end(name, Ended(0, "released", after=1.0)) from error
                 for step in made:
                     flow.give_back(step)
@@ -423,10 +426,21 @@ class AsyncVerbs(Verbs):
 
     def __init__(self, parts: Flows, flow: Flow) -> None:
         super().__init__(parts, flow)
-        self._do = flow.answer_async
+        self._do = self._later
 
-    async def step(self, asked: Step, *, in_transaction: bool) -> Any:
+    def _later(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
+        found = self._flow.answer_async(name, verb)
+        self._flow.unbegun[id(verb)] = name, found
+        return found
+
+    def step(self, asked: Step, *, in_transaction: bool) -> Any:
         """Do a step, see ``Context.step`` and ``Context.once``."""
+        found = self._step_later(asked, in_transaction=in_transaction)
+        self._flow.unbegun[id(asked)] = asked.name, found
+        return found
+
+    async def _step_later(self, asked: Step, *, in_transaction: bool) -> Any:
+        self._flow.unbegun.pop(id(asked), None)
         if (found := self._recorded(asked)) is not None:
             return result_of(found, self._checked[asked.function])
         return await self._step(asked, in_transaction=in_transaction)

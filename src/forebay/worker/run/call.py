@@ -127,6 +127,8 @@ class Call(msgspec.Struct, eq=False, weakref=True):
 
     def forget_flow(self) -> None:
         """Let go of the steps, which refer to this call: it would keep its arguments for long."""
+        if self.flow is not None:
+            self.flow.unbegun.clear()
         self.flow = None
         if self.context is not None:
             self.context._forget_steps()

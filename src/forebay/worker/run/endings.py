@@ -262,9 +262,10 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     """Return how a job ended after its handler raised an exception."""
     record = describe_exception(error)
     described = _error(job, record.type, record.message, record.traceback, record.place)
-    if isinstance(error, JobCancelled):
+    found = leaves(error)
+    if any(isinstance(each, JobCancelled) for each in found):
         return Ended(0, "cancelled", error=described)
-    of_flow = [each for each in leaves(error) if isinstance(each, FlowError)]
+    of_flow = [each for each in found if isinstance(each, FlowError)]
     if of_flow:
         reason = "exhausted" if isinstance(of_flow[0], StepFailed) else "permanent"
         ended = dead(kind, job, reason, described)
@@ -329,8 +330,9 @@ def bad_arguments(kind: Kind, job: Job, error: InvalidJob) -> Ended:
 
 def raised_because(call: Call, error: BaseException) -> BaseException:
     """Return the error to record: the reason of an interruption, else what the handler raised."""
-    if call.why is not None and (
-        isinstance(error, asyncio.CancelledError | SoftTimeout | JobCancelled)
+    if call.why is not None and all(
+        isinstance(each, asyncio.CancelledError | SoftTimeout | JobCancelled)
+        for each in leaves(error)
     ):
         # With the place where the handler was.
         return call.why.with_traceback(error.__traceback__)
