@@ -107,8 +107,8 @@ class Flow:
         self._asked: set[tuple[str, str | None]] = set()
         #: The steps that have such an earlier name.
         self._renamed: dict[tuple[str, str | None], str] = {}
-        #: The verbs of a coroutine handler that have not begun, by what each has of its own, with
-        #: their names.
+        #: The verbs of a coroutine handler that have not begun, with their names; by the id of what
+        #: each answers.
         self.unbegun: dict[int, tuple[object, Coroutine[Any, Any, Any]]] = {}
         self._next = 1
         self._bytes = 0
