@@ -95,7 +95,7 @@ class ChildrenDied(FlowError):
 
 
 class ParkingSwallowed(FlowError):
-    """The handler went on, returned, or replaced what it caught, where a step gave its slot back.
+    """The handler continued, returned, or replaced what it caught, where a step gave its slot back.
 
     An error of a clean-up there, in ``finally`` or ``with``, is one of the handler, and retried.
     """

@@ -19,7 +19,8 @@ from forebay.ops.jobs import STATUS
 from forebay.ops.operation import Operation
 from forebay.ops.results import HISTORY
 from forebay.watch.explain import EXPLAIN, explanations
-from forebay.watch.explanation import Facts, explain
+from forebay.watch.explanation import explain
+from forebay.watch.facts import Facts
 from forebay.watch.next_step import next_step
 
 if TYPE_CHECKING:

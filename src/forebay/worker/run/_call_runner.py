@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logger("forebay.worker")
 
 #: More errors than these are not looked at, to find one in their chain.
-_CHAIN_MOST: Final = 1000
+_ERRORS_MOST: Final = 1000
 
 
 class CallRunner:
@@ -262,7 +262,7 @@ def _follows(error: BaseException, unwound: Unwound) -> bool:
     """
     waiting: list[BaseException] = [error]
     seen: set[int] = set()
-    while waiting and len(seen) < _CHAIN_MOST:
+    while waiting and len(seen) < _ERRORS_MOST:
         found = waiting.pop()
         if found is unwound:
             return True

@@ -42,6 +42,7 @@ from forebay.worker.run._step_values import (
     shown_step,
     text_of,
 )
+from forebay.worker.run._turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -112,8 +113,8 @@ class Flow:
         self._asked: set[tuple[str, str | None]] = set()
         #: The steps that have such an earlier name.
         self._renamed: dict[tuple[str, str | None], str] = {}
-        #: The verbs of a coroutine handler that have not begun, by what each has of its own, with
-        #: their names.
+        #: The verbs of a coroutine handler that have not begun, with their names; by the id of what
+        #: each answers.
         self.unbegun: dict[int, tuple[object, Coroutine[Any, Any, Any]]] = {}
         self._next = 1
         self._bytes = 0
@@ -544,7 +545,7 @@ class Flow:
     def answer(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
         """Run a verb in the thread of a plain handler."""
         with self._verb(name):
-            turn = _Turn(verb)
+            turn = Turn(verb)
             while turn.proceeds():
                 try:
                     if isinstance(turn.asked, StepCall):
@@ -564,7 +565,7 @@ class Flow:
                 verb.close()
                 raise self._cancellation()
             is_own = asyncio.current_task() is self.call.task
-            turn = _Turn(verb)
+            turn = Turn(verb)
             while turn.proceeds():
                 self._waits = self._waits or is_own
                 try:
@@ -582,25 +583,3 @@ def _too_many(name: str, key: str | None) -> StepTooLarge:
 
 def _name_of(name: object) -> str:
     return name if isinstance(name, str) else shown(name)
-
-
-class _Turn:
-    """A verb under way: what it asks for, the reply or error that it gets, and its result."""
-
-    def __init__(self, verb: Generator[Any, Any, Any]) -> None:
-        self._verb = verb
-        self.asked: Any = None
-        self.reply: Any = None
-        self.error: BaseException | None = None
-        self.result: Any = None
-
-    def proceeds(self) -> bool:
-        """Give the verb the answer; return whether it asks again, and has no result yet."""
-        reply, error = self.reply, self.error
-        self.reply = self.error = None
-        try:
-            self.asked = self._verb.send(reply) if error is None else self._verb.throw(error)
-        except StopIteration as end:
-            self.result = end.value
-            return False
-        return True

@@ -168,7 +168,7 @@ class StepCall:
             return
         if connection.broken:
             raise psycopg.OperationalError(
-                "the connection broke while the function of the step ran, and it went on"
+                "the connection broke while the function of the step ran, and it continued"
             )
         raise StepRefused(
             self._shown(),
