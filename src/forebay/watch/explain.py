@@ -12,8 +12,8 @@ from forebay.model.explanation import Explanation
 from forebay.model.status import Failure, JobStatus
 from forebay.ops.jobs import STATUS, checked_id
 from forebay.ops.operation import Operation
-from forebay.watch.explanation import explain
-from forebay.watch.facts import Facts, explain_absence
+from forebay.watch.explanation import explain, explain_absence
+from forebay.watch.facts import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
