@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from forebay.cli import _archive, _change
 from forebay.cli._commands import Commands, argument, option
@@ -31,6 +31,9 @@ from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus, shown_args
 from forebay.model.text import attempt_of, call_text, counted
+
+if TYPE_CHECKING:
+    from forebay.client import Client
 
 commands = Commands()
 
@@ -175,12 +178,7 @@ def show(
     from forebay.model import JobState
 
     client = client_of(dsn)
-    try:
-        found = client.job(job_id)
-    except JobNotFound as missing:
-        (reason,) = client.explain(job_id)
-        missing.detail, missing.hint = reason.answer, reason.hint
-        raise
+    found = _found(client, job_id)
     histories = {history.group: history for history in client.job_history(job_id)}
     flows = {flow.group: flow for flow in client.flow(job_id, values=values)}
     family = client.family(job_id)
@@ -217,6 +215,16 @@ def show(
     if found[0].args:
         out.print(Text("arguments", style="bold"))
         out.print(json_text(shown_args(found[0])))
+
+
+def _found(client: Client, job_id: int) -> list[JobStatus]:
+    """Return a job; the error of a missing one says why it is missing."""
+    try:
+        return client.job(job_id)
+    except JobNotFound as missing:
+        (reason,) = client.explain(job_id)
+        missing.detail, missing.hint = reason.answer, reason.hint
+        raise
 
 
 def _add_family(rows: Table, family: Family) -> None:

@@ -17,7 +17,7 @@ from forebay.worker.ground.held import Raised
 from forebay.worker.ground.threads import NoThreadError
 from forebay.worker.run import endings
 from forebay.worker.run._callbacks import callback_item, is_incomplete
-from forebay.worker.run._flow import Unwound
+from forebay.worker.run._flow import Unwound, not_awaited
 from forebay.worker.run._transactions import previous_settled
 from forebay.worker.run.call import run_in_thread, run_on_loop
 
@@ -280,7 +280,7 @@ def _wrong_park(call: Call, ended: Ended) -> StepRefused | None:
     """Return the error of a handler that parks and has called a verb without await."""
     if call.flow is None or ended.outcome != "snoozed":
         return None
-    found: StepRefused | None = call.flow.not_awaited()
+    found: StepRefused | None = not_awaited(call.flow)
     return found
 
 
@@ -300,7 +300,7 @@ def _finish_flow(call: Call, result: Any) -> None:
         raise LeaseLost(call.helds[0].lease.lease_id)
     if unwound is not None:
         raise ParkingSwallowed(unwound.step)
-    if (wrong := call.flow.not_awaited()) is not None:
+    if (wrong := not_awaited(call.flow)) is not None:
         raise wrong
     if not isinstance(result, Outcome) and (forgotten := call.flow.forgotten()):
         log.warning(

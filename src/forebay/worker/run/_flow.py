@@ -160,18 +160,6 @@ class Flow:
                 found.add(step.name)
         return sorted(found)
 
-    def not_awaited(self) -> StepRefused | None:
-        """Return the error of a handler that ends with a verb that it has called without await.
-
-        A task that was cancelled before it began has closed its verb.
-        """
-        for name, verb in self.unbegun.values():
-            if inspect.getcoroutinestate(verb) == inspect.CORO_CREATED:
-                verb.close()  # Python would warn too.
-                problem = "was called without await, so it was not done"
-                return StepRefused(_name_of(name), problem, hint="Await each verb, also done().")
-        return None
-
     def cancel(self, why: JobCancelled) -> None:
         """Let a verb of the coroutine handler raise this: the one that it waits for, or the next.
 
@@ -575,6 +563,19 @@ class Flow:
                 finally:
                     self._waits = self._waits and not is_own
             return turn.result
+
+
+def not_awaited(flow: Flow) -> StepRefused | None:
+    """Return the error of a handler that ends with a verb that it has called without await.
+
+    A task that was cancelled before it began has closed its verb.
+    """
+    for name, verb in flow.unbegun.values():
+        if inspect.getcoroutinestate(verb) == inspect.CORO_CREATED:
+            verb.close()  # Python would warn too.
+            problem = "was called without await, so it was not done"
+            return StepRefused(_name_of(name), problem, hint="Await each verb, also done().")
+    return None
 
 
 def _too_many(name: str, key: str | None) -> StepTooLarge:

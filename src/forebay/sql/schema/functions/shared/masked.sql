@@ -35,7 +35,7 @@ as $$
         select coalesce(jsonb_object_agg(i.key, case
                    when i.key = 'headers' then forebay._masked(i.value, (p_before).config -> 'headers')
                    when i.value::text ~ '://' then
-                       to_jsonb(regexp_replace(i.value #>> '{}', '://([^/?#"]*@)?([^/?#"]*)[^"]*', '://\2/***', 'g')
+                       to_jsonb(regexp_replace(i.value #>> '{}', '://([^/?#"]*@)?([^/?#"]*)[^"]*', E'://\\2/***', 'g')
                                 || case when i.value <> (p_before).config -> i.key then ' (changed)' else '' end)
                    else i.value end), '{}')
         from jsonb_each(e.config) i))
