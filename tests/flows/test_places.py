@@ -261,7 +261,7 @@ async def test_a_step_that_outlives_its_attempt_does_not_commit(app, conn, flavo
     Its effect is there once, by an attempt that the job has, also where the next attempt runs when
     it would commit.
     """
-    monkeypatch.setattr("forebay.worker.run._flow._REST_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.worker.run._beside._REST_SECONDS", 0.0)
     make_effect_table(conn)
     starts = []
     let_go = asyncio.Event()

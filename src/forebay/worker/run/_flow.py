@@ -32,7 +32,8 @@ from forebay.errors import (
 )
 from forebay.ops.flows import Checkpoint, FlowEnd, NewStep
 from forebay.ops.protocol import Ended
-from forebay.worker.run._step_calls import StepCall, within_steps
+from forebay.worker.run._beside import Beside
+from forebay.worker.run._step_calls import StepCall
 from forebay.worker.run._step_values import (
     FLOW_BYTES_MOST,
     STEPS_MORE,
@@ -65,13 +66,6 @@ _VERBS: Final = {
 #: How often an attempt that waits for the commit of a step looks whether its lease is lost.
 _COMMIT_SECONDS: Final = 1.0
 
-#: How long a failed step waits for those beside it.
-_REST_SECONDS: Final = 60.0
-
-#: A failure names at most this number of steps beside it.
-_BESIDE_MOST: Final = 100
-
-_ALONE: Final = "Await the other steps first; wait, sleep and gather run alone."
 
 #: Types of keys that are equal only if their texts are.
 _PLAIN_KEYS: Final = (type(None), str, int)
@@ -120,16 +114,7 @@ class Flow:
         self._bytes = 0
         #: Whether this attempt was told that there are too many checkpoints.
         self._is_full = False
-        #: How many verbs run; the step among them that gives the slot back; and whether one was
-        #: refused to, so that those that ran beside it are refused, too.
-        self._open = 0
-        self._parks: str | None = None
-        self._is_crowded = False
-        #: The steps that are under way.
-        self._running: set[tuple[str, str | None]] = set()
-        #: Those of them that wait for the others, since one has failed; and who waits.
-        self._failing: set[tuple[str, str | None]] = set()
-        self._turns: list[asyncio.Future[None]] = []
+        self.beside = Beside(self.loop, is_async=call.kind.is_async)
         #: How many steps commit their effects; none begins to once the attempt is over.
         self._committing = 0
         self._quiet = asyncio.Event()
@@ -196,53 +181,6 @@ class Flow:
         return error
 
     # --- the effects of steps ---
-
-    def during(
-        self, name: str, key: object, verb: Generator[Any, Any, Any]
-    ) -> Generator[Any, Any, Any]:
-        """Note that a step is under way until its verb returns."""
-        step = (name, checked_key(name, key))
-        self._running.add(step)
-        try:
-            return (yield from verb)
-        finally:
-            self._running.discard(step)
-            self._look_at_rest()
-
-    async def rest(self, name: str, key: object) -> None:
-        """Wait until the steps beside a failed one have ended, so that they are recorded.
-
-        The end of the attempt would leave them behind, or a task group would cancel them, and the
-        next attempt would do them again. Steps that have failed wait for no other such step, nor
-        for one whose function has called them.
-        """
-        step = (name, text_of(key))
-        self._failing.update((step, *within_steps()))
-        future = self.loop.create_future()
-        self._turns.append(future)
-        self._look_at_rest()
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REST_SECONDS):
-                    await future
-        finally:
-            self._turns.remove(future)
-            self._failing.discard(step)
-
-    def has_rest(self) -> bool:
-        """Whether several steps of a coroutine handler are under way."""
-        return self.call.kind.is_async and len(self._running) > 1
-
-    def _look_at_rest(self) -> None:
-        if self._turns and self._running <= self._failing:
-            for future in self._turns:
-                if not future.done():
-                    future.set_result(None)
-
-    def beside(self, name: str, key: object) -> list[dict[str, str | None]]:
-        """Return the other steps that are under way: they are no compensation of this one."""
-        others = sorted(self._running - {(name, text_of(key))}, key=str)
-        return [{"name": each, "key": text} for each, text in others[:_BESIDE_MOST]]
 
     @contextlib.contextmanager
     def commits(self) -> Iterator[None]:
@@ -410,8 +348,9 @@ class Flow:
             StepTooLarge: the flow has too many checkpoints.
         """
         text = text_of(key)
-        beside = len(self._running - {(name, text)})
-        if self._next + beside > STEPS_MOST + (STEPS_MORE if self._is_full else 0):
+        if self._next + len(self.beside.others(name, key)) > STEPS_MOST + (
+            STEPS_MORE if self._is_full else 0
+        ):
             self._is_full = True
             raise _too_many(name, text)
 
@@ -484,29 +423,12 @@ class Flow:
 
     def park(self, name: str, flow: FlowEnd) -> Unwound:
         """Return the exception that gives the slot back until the flow may continue."""
-        self._require_alone(name)
+        self.beside.require_alone(name)
         # Its checkpoints are recorded by the settlement: an error of a clean-up may come before.
         ended = Ended(0, "snoozed", flow=flow)
         if flow.steps:
             ended.attempts = 0
         return self.end(name, ended)
-
-    @contextlib.contextmanager
-    def will_park(self, name: str) -> Iterator[None]:
-        """Do what must not be done if the slot cannot be given back; no other verb begins."""
-        self._require_alone(name)
-        self._parks = name
-        try:
-            yield
-        finally:
-            self._parks = None
-
-    def _require_alone(self, name: str) -> None:
-        if self._open > 1 or self._is_crowded:
-            self._is_crowded = True
-            raise StepRefused(
-                name, "gives the slot back while another step of the job runs", hint=_ALONE
-            )
 
     # --- the ways to answer ---
 
@@ -516,19 +438,13 @@ class Flow:
         if self.held.ended:
             # The worker has given the job away: nothing may follow, not even a compensation.
             raise self.end(_name_of(name), None)
-        if self._parks is not None:
-            problem = f"begins while step {self._parks!r} gives the slot back"
-            raise StepRefused(_name_of(name), problem, hint=_ALONE)
-        self._open += 1
         try:
-            yield
+            with self.beside.entered(_name_of(name)):
+                yield
         except (LeaseLost, UnknownBatch):
             raise self.end(_name_of(name), None) from None
         except DatabaseUnavailable:
             raise self.end(_name_of(name), Ended(0, "released", after=1.0)) from None
-        finally:
-            self._open -= 1
-            self._is_crowded = self._is_crowded and self._open > 0
 
     def answer(self, name: object, verb: Generator[Any, Any, Any]) -> Any:
         """Run a verb in the thread of a plain handler."""

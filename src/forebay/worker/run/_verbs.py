@@ -187,7 +187,7 @@ class Verbs:
                 recorded = yield from flow.record(kind, name, key, encoded(shown, result))
                 return result_of(recorded, as_type)
 
-        return self._do(name, flow.during(name, key, verb()))
+        return self._do(name, flow.beside.during(name, key, verb()))
 
     def _check(self, asked: Step) -> None:
         if not callable(asked.function):
@@ -209,8 +209,8 @@ class Verbs:
         described = describe_exception(error)
         decision = policy.decide(error, job.attempt, random.random(), max_attempts=most)
         if not isinstance(decision, GiveUp):
-            if flow.has_rest():
-                yield functools.partial(flow.rest, name, key)
+            if flow.beside.has_rest():
+                yield functools.partial(flow.beside.rest, name, key)
                 if flow.unwound is not None:
                     raise flow.unwound
             ended = Ended(0, "retried", after=decision.seconds, of_step=True)
@@ -221,7 +221,7 @@ class Verbs:
                 ended.attempts = 1
             raise flow.end(name, ended) from error
         facts: dict[str, Any] = {"type": described.type, "message": described.message[:2000]}
-        if beside := flow.beside(name, key):
+        if beside := flow.beside.recorded(name, key):
             facts["beside"] = beside
         yield from flow.record("f", name, key, msgspec.Raw(msgspec.json.encode(facts)))
         raise StepFailed(shown, described.type, described.message) from error
@@ -323,7 +323,7 @@ class Verbs:
 
                 jobs = jobs_json(given)
                 try:
-                    with flow.will_park(name):
+                    with flow.beside.will_park(name):
                         gather_id = yield functools.partial(
                             flow.store.gather, flow.held, step, len(given), jobs
                         )
@@ -348,7 +348,7 @@ class Verbs:
                 if deaths := deaths_of(ends):
                     # A redrive of a child changes no answer that the handler has acted on.
                     began = {"gather": began["gather"], "ends": deaths}
-                    if beside := flow.beside(name, key):
+                    if beside := flow.beside.recorded(name, key):
                         began["beside"] = beside
                     value = msgspec.Raw(msgspec.json.encode(began))
                     yield from flow.record("d", name, key, value)
