@@ -156,7 +156,7 @@ async def test_a_rest_that_is_over_counts_as_now(app, conn, verb, attempt):
 
 async def test_a_sleep_in_the_past_would_end_the_flow(app, conn, database):
     """Its row would expire 30 days after the instant, which is long ago."""
-    later = "greatest(v_run_at, forebay._now())"
-    break_function(database, "_end", (later, "coalesce(v_run_at, forebay._now())"))
+    later = "greatest(p_run_at, forebay._now())"
+    break_function(database, "_continue_job", (later, "coalesce(p_run_at, forebay._now())"))
     with violation():
         await test_an_instant_in_the_past_means_now(app, conn, sleeps)

@@ -1,6 +1,6 @@
 -- Flows: jobs whose handlers do several things, each with a checkpoint. See docs/design/flows.md.
 
--- Lets others see, without reading a table, that no handler ever recorded a checkpoint.
+-- Lets others see, without reading a table, that no handler ever recorded a checkpoint or waited.
 create sequence forebay.flow_seq as bigint cache 1;
 
 -- What a flow has done, appended; read when an attempt begins. The number is that of the writer's list, so of two writers with one

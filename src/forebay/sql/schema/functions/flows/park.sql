@@ -17,6 +17,9 @@ declare
     v_holder bigint;
 begin
     if v_wait is not null then
+        if pg_sequence_last_value('forebay.flow_seq') is null then
+            perform nextval('forebay.flow_seq');
+        end if;
         -- One whose time is over takes no signal from another flow: see forebay.end_wait_v1().
         delete from forebay.waiter w
         where w.name = v_wait ->> 'name' and w.key = v_wait ->> 'key' and (w.until <= v_now or forebay._is_over(w.job_id, w.group_id));
