@@ -173,6 +173,11 @@ def may_have_committed(error: BaseException) -> bool:
     return spoils_connection(error) and _sqlstate(error) not in _SLOW
 
 
+def broken(problem: str) -> Exception:
+    """Return the error of the driver for a connection that broke, in words of ours."""
+    return psycopg.OperationalError(problem)
+
+
 def says_read_only(error: BaseException) -> bool:
     """Whether the server refused a write because of the transaction, or of the whole server."""
     return _sqlstate(error) == "25006"

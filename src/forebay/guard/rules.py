@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from forebay._dataclass import dataclass
 from forebay.guard.holders import described_ranges
+from forebay.model.alerts import UNSEEN_AGE_MOST
 from forebay.policy.retry import human_duration
-from forebay.watch.snapshot_rules import UNSEEN_AGE_MOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from forebay._dataclass import dataclass
+
+#: Where the time of a transaction is unknown, it is an alert after as many others.
+UNSEEN_AGE_MOST: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,7 +203,7 @@ def _lasting(
         has_fired = record["fired_at"] is not None
         # What the last check did not find was over, and begins anew, although its alert has not
         # cleared yet.
-        was_over = record["seen_at"] < (checked_at or 0.0)
+        was_over = has_fired and record["seen_at"] < (checked_at or 0.0)
         is_recent = has_fired or at.timestamp() - record["seen_at"] < _SEEN_SECONDS
         if is_recent and not was_over:
             since = min(since, datetime.fromtimestamp(record["since"], UTC))

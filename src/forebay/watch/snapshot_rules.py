@@ -8,9 +8,9 @@ Shown by: tests/cli/test_unseen_sessions.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from forebay.model.alerts import Alert
+from forebay.model.alerts import UNSEEN_AGE_MOST, Alert
 from forebay.model.text import counted
 from forebay.policy.retry import human_duration
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from forebay.watch.watched import Watched
-
-#: Where the time is unknown, a snapshot is an alert after as many transactions.
-UNSEEN_AGE_MOST: Final = 10_000_000
 
 
 def of_snapshot(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:

@@ -6,10 +6,8 @@ import functools
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-
 from forebay.arguments.results import gives_coroutine, ran
-from forebay.db.pools import READ_ONLY, says_read_only
+from forebay.db.pools import READ_ONLY, broken, says_read_only
 from forebay.errors import DatabaseUnavailable, StepRefused
 from forebay.forks import end_if_copy
 from forebay.in_threads import in_thread
@@ -167,7 +165,7 @@ class StepCall:
         if not connection.closed:
             return
         if connection.broken:
-            raise psycopg.OperationalError(
+            raise broken(
                 "the connection broke while the function of the step ran, and it continued"
             )
         raise StepRefused(

@@ -46,7 +46,7 @@ begin
     on conflict on constraint alert_pkey do update
     set severity = excluded.severity, problem = excluded.problem, hint = excluded.hint, seen_at = excluded.seen_at,
         -- What the check before did not find was over, and begins anew, although its alert has not cleared yet.
-        since = case when a.seen_at < v_before or a.fired_at is null and a.seen_at < v_now - interval '3 minutes' then excluded.since
+        since = case when a.fired_at is not null and a.seen_at < v_before or a.fired_at is null and a.seen_at < v_now - interval '3 minutes' then excluded.since
                      else least(a.since, excluded.since) end;
 
     for v_row in
