@@ -174,7 +174,7 @@ def may_have_committed(error: BaseException) -> bool:
 
 
 def broken(problem: str) -> Exception:
-    """Return the error of the driver for a connection that broke, in words of ours."""
+    """Return the error of the driver for a connection that broke; the text is given."""
     return psycopg.OperationalError(problem)
 
 
