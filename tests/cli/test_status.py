@@ -135,11 +135,11 @@ def test_a_flow_whose_signal_has_come_is_overdue_without_a_worker(forebay, conn,
 def test_a_setting_that_stops_all_jobs_is_named(forebay, conn):
     """The doctor calls it an error; so it is a problem of status, too."""
     (name,) = conn.execute("select current_database()").fetchone()
-    conn.execute(f'alter database "{name}" set default_transaction_isolation = serializable')
+    conn.execute(f'alter database "{name}" set default_transaction_read_only = on')
     answer = forebay("status")
     assert answer.code == 1
     assert "✗ timeouts" in answer.out
-    assert "claims are refused" in answer.out
+    assert "nothing can be enqueued" in answer.out
 
 
 def test_a_paused_queue_with_ready_jobs_is_named_and_is_no_problem(forebay, conn, stuck):

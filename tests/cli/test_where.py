@@ -71,7 +71,17 @@ def test_jobs_are_found_by_what_they_have(where, conn, name):
     assert any("and 6 more" in line for line in screen)
 
 
-def test_each_way_to_be_found_has_a_screen(where, conn):
+def waits_for(database, conn, key):
+    """Park a flow until a signal with this key comes; return the key."""
+    with Reader(database, "flows") as reader:
+        enqueue(conn, queue="flows")
+        wait = {"name": "approval", "key": key, "step": "approval"}
+        parked = {"offset": 1, "outcome": "snoozed", "flow": {"wait": wait}}
+        reader.settle(reader.claim().claim_no, ended=[parked])
+    return key
+
+
+def test_each_way_to_be_found_has_a_screen(where, database, conn):
     """
     The words are those of SQL, as ``tests/unit/test_words_of_sql.py`` shows: one that Python does
     not know would end the command.
@@ -87,12 +97,7 @@ def test_each_way_to_be_found_has_a_screen(where, conn):
             "select 'shop' from forebay.create_endpoint("
             "'shop', 'http', '{\"url\": \"https://a.example/\"}'), forebay.send('shop', '{}')",
         ),
-        "signal": lambda: one(
-            conn,
-            "insert into forebay.waiter (name, key, job_id, group_id, step, since)"
-            " values ('approval', 'ann', %s, 1, 'approval', now()) returning key",
-            enqueue(conn),
-        ),
+        "signal": lambda: waits_for(database, conn, "ann"),
     }
     for name in get_args(FoundAs):
         if name in made:

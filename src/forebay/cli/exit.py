@@ -18,7 +18,6 @@ from forebay.errors import (
     SchemaError,
     ServerStartError,
 )
-from forebay.forks import stop_signals
 
 if TYPE_CHECKING:
     import logging
@@ -40,6 +39,7 @@ def ended_in_order() -> Iterator[None]:
     """Unwind a command on SIGTERM or SIGHUP as on Ctrl-C, so that the processes it started end with
     it.
     """
+    from forebay.forks import stop_signals
 
     def stop(number: int, _frame: object) -> NoReturn:
         raise SystemExit(128 + number)
