@@ -74,9 +74,11 @@ def test_jobs_are_found_by_what_they_have(where, conn, name):
 def waits_for(database, conn, key):
     """Park a flow until a signal with this key comes; return the key."""
     with Reader(database, "flows") as reader:
-        enqueue(conn, queue="flows")
+        job = enqueue(conn, queue="flows")
         wait = {"name": "approval", "key": key, "step": "approval"}
-        parked = {"offset": 1, "outcome": "snoozed", "flow": {"wait": wait}}
+        step = {"job_id": job, "group_id": reader.group_id, "no": 1, "kind": "p"}
+        steps = [step | {"name": "approval", "value": {"key": key, "seconds": None}}]
+        parked = {"offset": 1, "outcome": "snoozed", "flow": {"wait": wait, "steps": steps}}
         reader.settle(reader.claim().claim_no, ended=[parked])
     return key
 
