@@ -121,7 +121,7 @@ async def test_below_a_verb_there_are_no_frames_of_the_library(app, conn, caplog
 
     @app.job(retry=ONCE)
     async def refused(ctx: forebay.Context) -> None:
-        await ctx.sleep("a", -1)
+        await ctx.sleep("a", float("nan"))
 
     @app.job(retry=ONCE)
     def invalid() -> None:
