@@ -126,29 +126,21 @@ class DeadLetters(ClientBase):
                 Without a token, only if others change them in each of ten attempts.
             GroupNotFound: a queue has no group ``to_group``; nothing of this step was redriven.
         """
-        if token is not None or conn is not None:
-            steps = dead.RedriveSteps(which, limit, to_group, token, at_once=conn is not None)
-            return self._redrive(steps, progress, conn)
-        steps = dead.RedriveSteps(which, limit, to_group, None, at_once=False)
+        steps = dead.RedriveSteps(which, limit, to_group, token, at_once=conn is not None)
+        is_planned_here = token is None and conn is None
         while True:
-            steps.token = (self._run(None, steps.plan())).token
+            if is_planned_here:
+                steps.token = (self._run(None, steps.plan())).token
             try:
-                return self._redrive(steps, progress, None)
+                for operation in steps.operations():
+                    redriven = self._run(conn, operation)
+                    if progress is not None:
+                        progress(redriven)
             except JobsChanged:  # Others redrive or delete some of them at the same time.
-                if not steps.may_plan_again():
+                if not (is_planned_here and steps.may_plan_again()):
                     raise
-
-    def _redrive(
-        self,
-        steps: dead.RedriveSteps,
-        progress: Callable[[int], object] | None,
-        conn: SyncConnection | None,
-    ) -> int:
-        for operation in steps.operations():
-            redriven = self._run(conn, operation)
-            if progress is not None:
-                progress(redriven)
-        return steps.redriven
+            else:
+                return steps.redriven
 
     def plan_redrive(
         self,
