@@ -71,6 +71,14 @@ def test_jobs_are_found_by_what_they_have(where, conn, name):
     assert any("and 6 more" in line for line in screen)
 
 
+def lose_a_worker(database, conn):
+    """Let a worker claim what is ready, and be lost with it."""
+    with Reader(database, suspect_seconds=0.001) as reader:
+        reader.claim()
+        shift_clock(conn, 60)
+        one(conn, "select jobs from forebay.revoke_lost_v1(100)")
+
+
 def waits_for(database, conn, key):
     """Park a flow until a signal with this key comes; return the key."""
     with Reader(database, "flows") as reader:
@@ -125,10 +133,7 @@ def test_each_way_to_be_found_has_a_screen(where, database, conn):
 def test_a_second_claim_of_an_attempt_says_so(where, database, conn):
     """An attempt that was lost with its worker is taken again under the same number."""
     job = enqueue(conn)
-    with Reader(database, suspect_seconds=0.001) as reader:
-        reader.claim()
-        shift_clock(conn, 60)
-        one(conn, "select jobs from forebay.revoke_lost_v1(100)")
+    lose_a_worker(database, conn)
     with Reader(database) as reader:
         reader.claim_ready(1)
         screen = lines(where(job))
@@ -286,10 +291,7 @@ def test_a_reason_and_its_hint_are_never_cut(where, forebay, conn):
 def test_a_run_has_its_own_error_and_not_that_of_another_with_its_number(where, database, conn):
     """A job that was lost comes again under the same number: each run has what became of it."""
     job = enqueue(conn)
-    with Reader(database, suspect_seconds=0.001) as reader:
-        reader.claim()
-        shift_clock(conn, 60)
-        one(conn, "select jobs from forebay.revoke_lost_v1(100)")
+    lose_a_worker(database, conn)
     with Reader(database) as reader:
         batch = reader.claim_ready(1)
         error = {"type": "ValueError", "message": "second"}

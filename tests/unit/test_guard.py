@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.guard.holders import Holder
-from forebay.guard.rules import AGE_LONG, Place, Rule, Segment, held_segments, judge
+from forebay.guard.rules import Place, Rule, Segment, held_segments, judge
+from forebay.model.alerts import UNSEEN_AGE_MOST
 
 SORTS = [
     "session",
@@ -40,7 +41,7 @@ HOLDERS = st.builds(
     here=st.booleans(),
     state=st.sampled_from([None, "active", "idle in transaction"]),
     seconds=st.sampled_from([None, 10.0, 100.0]),
-    age=st.sampled_from([0, AGE_LONG]),
+    age=st.sampled_from([0, UNSEEN_AGE_MOST]),
     may_end=st.booleans(),
 )
 PLACES = st.builds(Place, standby=st.booleans(), feedback=st.booleans())
@@ -115,8 +116,12 @@ def test_lists_say_who_is_meant_and_what_they_except_wins(lists, kind):
         (holder("prepared transaction"), "reported", "only --rollback-prepared"),
         (holder("background process"), "reported", "process of the server"),
         (holder("standby", seconds=None, age=10), "young", "not older"),
-        (holder("standby", seconds=None, age=AGE_LONG), "reported", "another server"),
-        (holder("replication slot", seconds=None, age=AGE_LONG), "reported", "another server"),
+        (holder("standby", seconds=None, age=UNSEEN_AGE_MOST), "reported", "another server"),
+        (
+            holder("replication slot", seconds=None, age=UNSEEN_AGE_MOST),
+            "reported",
+            "another server",
+        ),
         (holder("inactive replication slot", seconds=None), "reported", "another server"),
     ],
 )

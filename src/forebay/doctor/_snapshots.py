@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.doctor._finding import Finding, Level
 from forebay.doctor._locks import GRANT_TO_SEE
 from forebay.guard import holder_query as holders
-from forebay.guard.rules import AGE_LONG
+from forebay.model.alerts import UNSEEN_AGE_MOST
 from forebay.model.text import counted
 from forebay.ops.operation import Operation
 
@@ -63,7 +63,7 @@ def level_of(holder: Holder) -> Level:
     if holder.sort == "inactive replication slot":
         return Level.WARNING
     if holder.seconds is None:
-        notice, warning, value = float(_AGE_NOTICE), float(AGE_LONG), float(holder.age)
+        notice, warning, value = float(_AGE_NOTICE), float(UNSEEN_AGE_MOST), float(holder.age)
     else:
         # A forgotten prepared transaction does not end by itself; none should exist for a minute.
         limits = {"prepared transaction": (10.0, 60.0), "idle in transaction": (60.0, 900.0)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from forebay._dataclass import dataclass
 from forebay.guard.holders import described_ranges
@@ -26,9 +26,6 @@ Action = Literal["cancel", "terminate", "rollback prepared"]
 #: no action, or none that would help. refused: the rule covers it, but this role may not end it.
 #: unknown: this role may not see how old it is.
 Kind = Literal["act", "young", "reported", "spared", "refused", "unknown"]
-
-#: A holder of unknown age in seconds is judged by the transactions begun since.
-AGE_LONG: Final = UNSEEN_AGE_MOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +145,7 @@ def _is_old(rule: Rule, holder: Holder) -> bool:
         # It has no reader. It moves only when a person acts or its consumer returns.
         return True
     if holder.seconds is None:
-        return holder.age >= AGE_LONG
+        return holder.age >= UNSEEN_AGE_MOST
     return holder.seconds > rule.older_than
 
 

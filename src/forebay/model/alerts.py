@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from forebay._dataclass import dataclass
 
-#: Where the time of a transaction is unknown, it is an alert after as many others.
+#: Where the age of a transaction in seconds is unknown, it is too old after as many others began.
 UNSEEN_AGE_MOST: Final = 10_000_000
 
 
