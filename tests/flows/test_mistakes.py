@@ -62,6 +62,23 @@ async def test_once_that_spoils_its_connection_is_refused(app, conn, flavour, st
     assert len(calls) == 1
 
 
+def calls_once(app, flavour, spoil):
+    """Declare a handler whose only step is this function."""
+    if flavour == "async":
+
+        @app.job(name="work", retry=TWICE)
+        async def of_a_coroutine(ctx: forebay.Context) -> None:
+            await ctx.once("spoil", spoil)
+
+        return of_a_coroutine
+
+    @app.job(name="work", retry=TWICE)
+    def plain(ctx: forebay.Context) -> None:
+        ctx.once("spoil", spoil)
+
+    return plain
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_once_that_swallows_the_end_of_its_connection_is_counted(app, conn, flavour):
     """The step is tried as often as its policy says."""
@@ -73,10 +90,6 @@ async def test_once_that_swallows_the_end_of_its_connection_is_counted(app, conn
             calls.append(1)
             with pytest.raises(Exception, match="terminat"):
                 await c.execute(end)
-
-        @app.job(retry=TWICE)
-        async def work(ctx: forebay.Context) -> None:
-            await ctx.once("spoil", spoil)
     else:
 
         def spoil(c):
@@ -84,11 +97,7 @@ async def test_once_that_swallows_the_end_of_its_connection_is_counted(app, conn
             with pytest.raises(Exception, match="terminat"):
                 c.execute(end)
 
-        @app.job(retry=TWICE)
-        def work(ctx: forebay.Context) -> None:
-            ctx.once("spoil", spoil)
-
-    job = work.enqueue(conn)
+    job = calls_once(app, flavour, spoil).enqueue(conn)
     await run_retries(app, conn)
     assert state(conn, job) == "dead"
     assert len(calls) == 2
@@ -112,10 +121,6 @@ async def test_once_that_is_too_slow_for_the_server_is_counted(app, conn, flavou
             calls.append(1)
             await c.execute(slow)
             wait_until_ended(c.info.backend_pid)
-
-        @app.job(retry=TWICE)
-        async def work(ctx: forebay.Context) -> None:
-            await ctx.once("spoil", spoil)
     else:
 
         def spoil(c):
@@ -123,11 +128,7 @@ async def test_once_that_is_too_slow_for_the_server_is_counted(app, conn, flavou
             c.execute(slow)
             wait_until_ended(c.info.backend_pid)
 
-        @app.job(retry=TWICE)
-        def work(ctx: forebay.Context) -> None:
-            ctx.once("spoil", spoil)
-
-    job = work.enqueue(conn)
+    job = calls_once(app, flavour, spoil).enqueue(conn)
     await run_retries(app, conn)
     assert state(conn, job) == "dead"
     assert len(calls) >= 2  # The socket may have broken before the message could be read.
