@@ -356,6 +356,20 @@ def test_each_group_has_its_own_answer(forebay, database, conn):
     assert "group audit" in out
 
 
+def test_the_next_step_names_the_application_and_the_group(explain, conn):
+    """
+    The command serves the group that waits, by the application that a worker served it with.
+    """
+    with Reader(conn.info.dsn, "mail", group="audit"):
+        conn.execute(
+            "update forebay.lease set details = jsonb_build_object('app', 'shop.jobs:app',"
+            " 'group', 'audit', 'queues', array['mail']), closed_at = now(), closed_as = 'closed'"
+        )
+    job_id = enqueue(conn, queue="mail")
+    hint = explain(job_id, "not served")["hint"]
+    assert hint.endswith("forebay worker shop.jobs:app --queue mail --group audit")
+
+
 def test_the_screen_has_the_answer_the_next_step_and_the_questions(forebay, conn):
     """
     One sentence, one command, and what was asked; `jobs show` has the sentence too.

@@ -103,7 +103,7 @@ def test_each_trouble_of_an_incident_is_named_and_then_not(
         with status.names_it("unserved default", after=_LEASE + _LASTS):
             worker.freeze()
             enqueue(conn, kind="work", args={"entry": 101})
-        assert "forebay worker MODULE:APP" in status.screen()
+        assert "forebay worker tests.support.worker_app:app --queue default" in status.screen()
         worker.thaw()
         status.clears("unserved default")
 

@@ -40,6 +40,29 @@ def test_a_queue_without_a_worker_is_named_at_the_first_look(forebay, conn, stuc
     assert "→ forebay worker MODULE:APP --queue mail" in lines[3]
 
 
+def said_of_workers(conn, app, group="default"):
+    """What the workers that came have said of themselves."""
+    conn.execute(
+        "update forebay.lease set details = jsonb_build_object('app', %s::text, 'group', %s::text,"
+        " 'queues', array['mail'])",
+        [app, group],
+    )
+
+
+def test_the_command_that_mends_it_names_the_application_that_served_the_queue(
+    forebay, conn, stuck, left
+):
+    """What cannot be an address is left out: a person copies the command into a shell."""
+    said_of_workers(conn, "shop.jobs:app")
+    out = forebay("status").out
+    assert "→ forebay worker shop.jobs:app --queue mail" in out
+    assert "→ forebay worker shop.jobs:app\n" in out
+    said_of_workers(conn, "shop:app; reboot")
+    out = forebay("status").out
+    assert "→ forebay worker MODULE:APP --queue mail" in out
+    assert "reboot" not in out
+
+
 def test_all_screens_have_the_same_list(forebay, conn, stuck):
     conn.execute("select forebay.configure('reserve_rows', 1000000000)")
     names = [one["name"] for one in forebay("status", "--json").json["problems"]]
@@ -190,12 +213,12 @@ def test_a_first_count_that_takes_long_is_made_for_each_queue(forebay, conn, mon
     for queue in ("mail", "crawl"):
         conn.execute(jobs, [queue])
     for settings in (examine._SETTINGS, _check._SETTINGS):
-        monkeypatch.setitem(settings, "statement_timeout", "300ms")
-    slow = "if p_queues is null then perform pg_sleep(5); end if; perform forebay._require"
+        monkeypatch.setitem(settings, "statement_timeout", "3s")
+    slow = "if p_queues is null then perform pg_sleep(60); end if; perform forebay._require"
     alter_function(conn.info.dsn, "renew_counters_v1", ("perform forebay._require", slow))
     if name == "metrics":
         alter_function(
-            conn.info.dsn, "measurements", ("return jsonb", "perform pg_sleep(5); return jsonb")
+            conn.info.dsn, "measurements", ("return jsonb", "perform pg_sleep(60); return jsonb")
         )
     answer = forebay(name)
     wait_for(lambda: one(conn, "select count(*) from forebay.counter_waiting") == 2, 20)

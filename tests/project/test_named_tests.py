@@ -48,6 +48,20 @@ def test_every_test_that_a_page_names_exists():
     assert not missing, "\n".join(missing)
 
 
+def test_every_test_that_the_sources_name_exists():
+    """
+    The header of a module says which tests show it.
+    """
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.sql")]
+    named = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in files
+        for name in re.findall(r"tests/[\w/]+\.py", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    assert [pair for pair in sorted(named) if not (ROOT / pair[1]).is_file()] == []
+
+
 @pytest.mark.parametrize(("name", "least"), [("guarantees.md", 10), ("security.md", 9)])
 def test_every_section_of_promises_names_a_test(name, least):
     """

@@ -10,6 +10,7 @@ from forebay.model.text import counted, human_bytes
 from forebay.ops.operation import Operation
 from forebay.policy.retry import human_duration
 from forebay.sql import latest_version
+from forebay.watch.commands import known_app, worker_command
 from forebay.watch.rules import overdue_text
 
 if TYPE_CHECKING:
@@ -505,7 +506,7 @@ def _worker_remedy(queue: str) -> str:
 
 
 _OVERDUE_SQL: Final = """
-select m.data operator(pg_catalog.->) 'overdue', (m.data operator(pg_catalog.->>) 'at')::float8,
+select m.data, (m.data operator(pg_catalog.->>) 'at')::float8,
        exists (select from forebay.ticks() t where t.alone and t.expected_by > clock_timestamp())
 from (select forebay.measurements(60, false) as data) m
 """
@@ -517,7 +518,8 @@ def overdue() -> Operation[list[Finding]]:
 
 
 def _judge_overdue(rows: ResultRows) -> list[Finding]:
-    ((due, at, is_ticked),) = rows
+    ((data, at, is_ticked),) = rows
+    due = data["overdue"]
     if not due:
         return [Finding("scheduled", Level.OK, "none is overdue", facts={"overdue": 0})]
     what = overdue_text(due, at)
@@ -529,8 +531,8 @@ def _judge_overdue(rows: ResultRows) -> list[Finding]:
     if is_ticked:
         return [Finding("scheduled", Level.NOTICE, f"{what}: a tick makes them ready", None, facts)]
     remedy = (
-        "Start a worker: `forebay worker MODULE:APP`. Any worker makes the due jobs of all queues"
-        " ready."
+        f"Start a worker: `{worker_command(known_app(data))}`. Any worker makes the due jobs of "
+        "all queues ready."
     )
     return [Finding(_OVERDUE, Level.WARNING, what, remedy, facts)]
 

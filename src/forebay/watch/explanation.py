@@ -19,6 +19,7 @@ from forebay.model.status import Failure, JobStatus
 from forebay.model.text import counted
 from forebay.policy.keys import key_answer, next_probe
 from forebay.policy.retry import human_duration
+from forebay.watch.commands import app_place, worker_command
 from forebay.watch.facts import Facts
 
 #: A due job that is not ready after this time is overdue; workers look for due jobs about once a
@@ -316,7 +317,7 @@ def _served(case: _Case) -> _Found:
         if alive
         else f"no worker runs, so none serves {case.queue}"
     )
-    group = "" if case.job.group == "default" else f" --group {case.job.group}"
+    command = worker_command(app_place(facts.app), case.job.queue, case.job.group)
     declared = facts.kind_queue
     # A worker alone would not help.
     pause = _pause(case)
@@ -327,8 +328,8 @@ def _served(case: _Case) -> _Found:
             f"no worker stays: runs that end by themselves serve {case.queue}, and the last one"
             f" ended {case.ago(facts.tick_ended_at)}{too}",
             "not served" if pause is None else "paused",
-            "The next run takes it; to run it now: forebay worker MODULE:APP --until-idle, or"
-            " forebay tick MODULE:APP where ticks are used"
+            f"The next run takes it; to run it now: {command} --until-idle, or"
+            f" forebay tick {app_place(facts.app)} where ticks are used"
             if pause is None
             else _resume(case),
         )
@@ -342,7 +343,7 @@ def _served(case: _Case) -> _Found:
         f"{who}; {last}{too}",
         "not served",
         (
-            f"Start a worker: forebay worker MODULE:APP --queue {case.job.queue}{group}"
+            f"Start a worker: {command}"
             if case.job.endpoint is None
             else "Start a deliverer: forebay deliver"
         )

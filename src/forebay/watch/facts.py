@@ -30,6 +30,7 @@ class Facts:
     others: Sequence[str] = ()
     kind_queue: str | None = None
     has_kinds: bool = False
+    app: str | None = None
     tick_ended_at: datetime | None = None
     tick_expected_by: datetime | None = None
     last_claim_at: datetime | None = None

@@ -14,6 +14,7 @@ from forebay.model.alerts import Alert
 from forebay.model.problems import Problem
 from forebay.model.text import counted
 from forebay.policy.retry import human_duration
+from forebay.watch.commands import known_app, worker_command
 from forebay.watch.rules import CLEAR_SECONDS, alerts_of_all
 from forebay.watch.snapshot_rules import grant_to_see
 from forebay.watch.watched import NEW_SECONDS
@@ -115,8 +116,8 @@ def _unchecked(data: Mapping[str, Any]) -> Alert:
         code="unchecked",
         severity="error",
         problem="no process checks the alerts, so that no event tells of them",
-        hint="Start a worker, whose maintenance checks them: `forebay worker MODULE:APP`;"
-        " or run forebay alerts regularly.",
+        hint="Start a worker, whose maintenance checks them: "
+        f"`{worker_command(known_app(data))}`; or run forebay alerts regularly.",
         since=None if checked_at is None else datetime.fromtimestamp(checked_at, UTC),
     )
 

@@ -5,7 +5,7 @@ A1 to A3 have the meaning that they have for mirrors, see ``forebay.watch.mirror
 decide what is wrong now; the database keeps since when, and an alert fires when its condition has
 lasted ``for_seconds``.
 
-Shown by: tests/unit/test_watch_rules.py, tests/sql/test_alerts.py.
+Shown by: tests/watch/test_alerts.py, tests/cli/test_status.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from forebay.model.endpoints import DELIVERIES
 from forebay.model.text import counted, human_bytes
 from forebay.policy.cron import Timing
 from forebay.policy.retry import human_duration
+from forebay.watch.commands import known_app, worker_command
 from forebay.watch.endpoint_rules import full_text, groups_command
 from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
 from forebay.watch.snapshot_rules import of_snapshot
@@ -137,7 +138,7 @@ def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
         command = (
             "forebay deliver"
             if queue in _DELIVERING
-            else f"forebay worker MODULE:APP --queue {queue}"
+            else worker_command(known_app(watched.data, queue, group), queue, group)
         )
         yield Alert(
             code="unserved",
@@ -166,8 +167,8 @@ def _of_overdue(watched: Watched) -> Iterator[Alert]:
         hint = "Workers make them ready, and fall behind: see `forebay doctor`."
     else:
         hint = (
-            "Start a worker: `forebay worker MODULE:APP`. Any worker makes the due jobs of all "
-            "queues ready."
+            f"Start a worker: `{worker_command(known_app(watched.data))}`. Any worker makes the "
+            "due jobs of all queues ready."
         )
     yield Alert(
         code="overdue",
@@ -370,6 +371,7 @@ def _of_breakers(watched: Watched) -> Iterator[Alert]:
 
 
 def _of_mirrors(watched: Watched) -> Iterator[Alert]:
+    app = known_app(watched.data)
     for mirror in watched.data["mirrors"]:
         name = mirror["mirror"]
         if mirror["breakers"]:
@@ -381,7 +383,7 @@ def _of_mirrors(watched: Watched) -> Iterator[Alert]:
                     f"the breaker of mirror {name} is open in {first['who']}: "
                     f"{first['why'] or 'no reason was given'}"
                 ),
-                hint=f"A store is unreachable: `forebay mirror status MODULE:APP {name}`.",
+                hint=f"A store is unreachable: `forebay mirror status {app} {name}`.",
                 for_seconds=watched.threshold("breaker_for"),
             )
         left = (mirror["drift"] or 0) - (mirror["repaired"] or 0)
@@ -390,7 +392,7 @@ def _of_mirrors(watched: Watched) -> Iterator[Alert]:
                 code="drift",
                 subject=name,
                 problem=f"the last audit found {counted(left, 'difference')} that no job repairs",
-                hint=f"Run `forebay mirror audit MODULE:APP {name} --repair`.",
+                hint=f"Run `forebay mirror audit {app} {name} --repair`.",
                 since=watched.instant(mirror["audited_at"]),
             )
 
@@ -428,8 +430,8 @@ def _of_schedules(watched: Watched) -> Iterator[Alert]:
                 severity="error",
                 problem="no worker decides this schedule",
                 hint=(
-                    f"Start a worker without {SCHEDULES_OFF}: `forebay worker MODULE:APP`; or run "
-                    "ticks."
+                    f"Start a worker without {SCHEDULES_OFF}: "
+                    f"`{worker_command(known_app(watched.data))}`; or run ticks."
                 ),
                 for_seconds=watched.threshold("undecided_for"),
             )

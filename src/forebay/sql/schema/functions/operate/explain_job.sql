@@ -16,6 +16,7 @@
 --   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they
 --                          have declared any kind for its queue: deliverers, drains and workers in
 --                          SQL declare none
+--   app                    the application that served the group last, as its worker said
 --   tick_ended_at, tick_expected_by
 --                          of the ticks that serve the group, as forebay.ticks() has them
 --   last_claim_at, last_claim_by, last_claim_alive
@@ -155,6 +156,7 @@ as $$
         'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
         'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.serves order by 1 limit 5) n), '[]'),
         'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.serves order by 1 limit 5) n), '[]'),
+        'app', (select a.app from forebay._known_apps() a where a.group_name = p_group_name and a.queues ? p_queue limit 1),
         'tick_ended_at', (select t.ended_at from ticked t),
         'tick_expected_by', (select t.expected_by from ticked t),
         'last_claim_at', (select n.claimed_at from newest n),

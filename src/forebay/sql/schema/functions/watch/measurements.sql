@@ -48,6 +48,8 @@ begin
                              'group', t.group_name, 'queues', t.queues, 'schedules', t.schedules, 'alone', t.alone,
                              'ended_at', extract(epoch from t.ended_at), 'expected_by', extract(epoch from t.expected_by))
                          order by t.ended_at desc), '[]') from forebay.ticks() t),
+        'apps', (select coalesce(jsonb_agg(jsonb_build_object('app', a.app, 'group', a.group_name, 'queues', a.queues)), '[]')
+                 from forebay._known_apps() a),
         'lost_workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', e.worker, 'ended_at', extract(epoch from e.ended_at), 'kinds', e.kinds)
                                                    order by e.ended_at, e.worker), '[]')
                          from forebay.ended_workers(v_now - interval '10 minutes', 1000) e where e.how in ('lost', 'crashed')),
