@@ -222,6 +222,7 @@ def calls_of(name: str, calls: Iterable[Any], correlation_id: str | None) -> lis
     if not isinstance(calls, Iterable):
         raise StepRefused(name, f"gathers {shown(calls)}, which is no list of calls")
     given: list[JobCall] = []
+    with_id: dict[int, tuple[Any, Any]] = {}
     for call in calls:
         if not isinstance(call, Call):
             raise StepRefused(
@@ -236,8 +237,13 @@ def calls_of(name: str, calls: Iterable[Any], correlation_id: str | None) -> lis
                 hint="The key could belong to a job that is no child. Use using(unique=None).",
             )
         if correlation_id is not None and call.options.correlation_id is None:
-            options = call.options.merged(correlation_id=correlation_id)
-            call = msgspec.structs.replace(call, options=options)  # noqa: PLW2901
+            # The calls of one handler share their options. They are kept beside what is made of
+            # them, so that no other object gets their address.
+            options, merged = with_id.get(id(call.options), (None, None))
+            if options is None:
+                options, merged = call.options, call.options.merged(correlation_id=correlation_id)
+                with_id[id(options)] = options, merged
+            call = msgspec.structs.replace(call, options=merged)  # noqa: PLW2901
         if len(given) == CHILDREN_MOST:
             raise StepTooLarge(name, f"it gathers more than {CHILDREN_MOST} jobs")
         given.append(call)

@@ -49,9 +49,12 @@ $$;
 
 
 -- Enqueue jobs from JSON; returns their ids in input order, and which are new: null if all are. p_noun: what the caller calls a job.
+-- With p_gather_id they are children of a gather: each has a header that says which one it is, and none has a unique key.
 --
 -- Parameters and errors: as forebay.enqueue_many.
-create function forebay._enqueue_json(p_jobs jsonb, p_noun text default 'job', out ids bigint[], out news boolean[])
+create function forebay._enqueue_json(
+    p_jobs jsonb, p_noun text default 'job', p_gather_id bigint default null, p_parent bigint default null, p_first integer default null,
+    out ids bigint[], out news boolean[])
 language plpgsql volatile
 as $$
 declare
@@ -88,7 +91,13 @@ begin
             order by r.ordinality)
         into v_jobs
         from jsonb_populate_recordset(null::forebay._job_input, p_jobs) with ordinality r
-             cross join lateral (select coalesce(r.args, '{}') as args, {job of r but args}) g;
+             cross join lateral (
+                 select coalesce(r.args, '{}') as args,
+                        -- Headers that are no object are refused below.
+                        case when p_gather_id is null or jsonb_typeof(r.headers) <> 'object' then r.headers
+                             else coalesce(r.headers, '{}') || jsonb_build_object('forebay-parent', concat(
+                                      '{"nr": ', p_first + r.ordinality - 1, ', "job": ', p_parent, ', "gather": "', p_gather_id, '"}')) end as headers,
+                        {job of r but args, headers}) g;
     exception when data_exception then
         raise exception using errcode = 'JQ001',
             message = format('an option of a job has the wrong type: %s', sqlerrm),
@@ -99,7 +108,7 @@ begin
         return;
     end if;
     perform forebay._check_jobs(v_jobs, p_noun);
-    if p_jobs @? '$[*].unique_as ? (@ != null && (@.type() != "string" || @ != "none"))' then
+    if p_gather_id is null and p_jobs @? '$[*].unique_as ? (@ != null && (@.type() != "string" || @ != "none"))' then
         select m.ids, m.news into ids, news from forebay._enqueue_mixed(v_jobs, array(
             select nullif(nullif(e.value -> 'unique_as', 'null'), '"none"') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality), p_noun) m;
         return;

@@ -104,19 +104,7 @@ as $$
 declare
     v_ids bigint[];
 begin
-    -- What is no list of objects is refused below, as in any enqueue.
-    if jsonb_typeof(p_jobs) = 'array' and not p_jobs @? '$[*] ? (@.type() != "object")' then
-        p_jobs := coalesce((
-            select jsonb_agg(j.value || jsonb_build_object(
-                       'unique_as', 'none',
-                       'headers', case when jsonb_typeof(j.value -> 'headers') in ('object', 'null') or not j.value ? 'headers'
-                           then coalesce(nullif(j.value -> 'headers', 'null'), '{}') || jsonb_build_object(
-                               'forebay-parent', jsonb_build_object('gather', p_gather_id::text, 'nr', p_first + j.nr - 1, 'job', p_parent)::text)
-                           else j.value -> 'headers' end)
-                   order by j.nr)
-            from jsonb_array_elements(p_jobs) with ordinality j (value, nr)), '[]');
-    end if;
-    select e.ids into v_ids from forebay._enqueue_json(p_jobs, p_noun) e;
+    select e.ids into v_ids from forebay._enqueue_json(p_jobs, p_noun, p_gather_id, p_parent, p_first) e;
     insert into forebay.gather_part (gather_id, first_nr, job_ids)
     select p_gather_id, p_first + i, v_ids[i + 1 : i + 200] from generate_series(0, cardinality(v_ids) - 1, 200) i;
 end
