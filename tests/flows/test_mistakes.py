@@ -341,3 +341,49 @@ async def test_a_refusal_in_a_group_within_a_step_is_no_failure_of_the_step(app,
     await run_retries(app, conn)
     assert state(conn, job) == "dead"
     assert len(calls) == 1
+
+
+class Parcel:
+    """What no JSON can be decoded to."""
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_a_wait_for_a_type_without_a_json_form_is_refused_before_it_waits(app, conn, flavour):
+    if flavour == "async":
+
+        @app.job(retry=TWICE)
+        async def work(ctx: forebay.Context) -> None:
+            await ctx.wait("parcel", as_type=Parcel)
+    else:
+
+        @app.job(retry=TWICE)
+        def work(ctx: forebay.Context) -> None:
+            ctx.wait("parcel", as_type=Parcel)
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert "as_type" in error["message"]
+    assert "Parcel" in error["message"]
+
+
+async def test_a_step_whose_declared_type_has_no_json_form_is_warned_of_once(app, conn, caplog):
+    """Its results are what JSON has, in the first attempt and in the later ones."""
+    seen = []
+
+    @app.job()
+    async def work(ctx: forebay.Context) -> None:
+        def pack() -> Parcel:
+            return {"weight": 1}
+
+        seen.append(await ctx.step("pack", pack))
+        await ctx.sleep("rest", 0)
+        seen.append(await ctx.step("pack again", pack))
+
+    work.enqueue(conn)
+    await run_retries(app, conn)
+    assert seen == [{"weight": 1}] * 3
+    (said,) = [one.getMessage() for one in caplog.records if "Parcel" in one.getMessage()]
+    assert said.startswith("step pack: the return type of its function")

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
+import logging
 import types
 import typing
 import weakref
@@ -20,6 +21,8 @@ from forebay.arguments._signature import innermost, resolved_or_refused
 from forebay.arguments._value_check import value_check
 from forebay.errors import ConfigError
 from forebay.model.outcome import Outcome
+
+_logger = logging.getLogger("forebay.worker")
 
 #: Values of these types do their work later, or never.
 _NOT_RUN: Final = (
@@ -36,6 +39,10 @@ _OUTCOMES: Final = typing.get_args(Outcome)
 
 #: The types of steps, which each attempt of a flow asks for again; of functions that live.
 _step_types: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+
+#: The functions of steps that a warning has named.
+_warned: Final[set[tuple[str | None, str]]] = set()
+_WARNED_MOST: Final = 1_000
 
 
 def ran(result: Any, kind: str, *, step: str | None = None) -> Any:
@@ -111,7 +118,10 @@ def result_type(function: Callable[..., Any], kind: str) -> Any:
 
 
 def step_type(function: Callable[..., Any], name: str) -> Any:
-    """Return the declared type of what a step returns; Any if there is none that can be read."""
+    """Return the declared type of what a step returns; Any if none is declared.
+
+    Any also if JSON cannot be decoded to the declared type: a warning says so, once for a function.
+    """
     key = getattr(function, "__func__", function)
     try:
         return _step_types[key]
@@ -119,7 +129,15 @@ def step_type(function: Callable[..., Any], name: str) -> Any:
         pass
     try:
         found = result_type(function, name)
-    except (ConfigError, TypeError, ValueError):
+        check_decodable(found, f"step {name}: the return type of its function")
+    except ConfigError as error:
+        found = Any
+        # A function within a handler is a new one each time.
+        who = (getattr(key, "__module__", None), getattr(key, "__qualname__", name))
+        if who not in _warned and len(_warned) < _WARNED_MOST:
+            _warned.add(who)
+            _logger.warning("%s. Its results are decoded without a type", error)
+    except (TypeError, ValueError):  # It tells no signature, as many built-in functions.
         found = Any
     with contextlib.suppress(TypeError):  # It has no hash, or no weak reference.
         _step_types[key] = found
@@ -133,15 +151,27 @@ def decode_result(text: str, as_type: Any) -> Any:
         ConfigError: the type has no JSON form.
         ValueError: the result is of another type.
     """
+    return check_decodable(as_type, "as_type")(text)
+
+
+def check_decodable(as_type: Any, where: str) -> Callable[[str], Any]:
+    """Return what decodes JSON to a type.
+
+    Args:
+        as_type: the type.
+        where: what has the type, for the error.
+
+    Raises:
+        ConfigError: it has no JSON form.
+    """
     try:
-        decode = _known_decoder(as_type)
+        return _known_decoder(as_type, where)
     except TypeError:  # It cannot be a key, such as an Annotated with a list.
-        decode = _decoder(as_type)
-    return decode(text)
+        return _decoder(as_type, where)
 
 
-def _decoder(as_type: Any) -> Callable[[str], Any]:
-    check = value_check(as_type, "as_type")
+def _decoder(as_type: Any, where: str) -> Callable[[str], Any]:
+    check = value_check(as_type, where)
     if check.adapter is not None:
         return partial(check.adapter.validate_json, strict=True)
     return msgspec.json.Decoder(check.hint).decode

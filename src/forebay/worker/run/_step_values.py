@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.arguments.results import decode_result
+from forebay.arguments.results import check_decodable, decode_result
 from forebay.errors import (
     ConfigError,
     InvalidJob,
@@ -166,11 +166,18 @@ def decoded(step: str, value: str | None, as_type: Any, *, hint: str | None = No
     """Return a recorded value in a type; ``hint`` says what to do if it has another one."""
     try:
         return decode_result(value or "null", as_type)
-    except ConfigError:
-        return msgspec.json.decode(value or "null")
     except ValueError as error:
         expected = getattr(as_type, "__name__", str(as_type))
         raise StepChanged(step, expected, str(error).replace("\n", " ")[:300], hint=hint) from error
+
+
+def checked_type(name: str, as_type: Any) -> Any:
+    """Return the type of a payload, if JSON can be decoded to it."""
+    try:
+        check_decodable(as_type, "as_type")
+    except ConfigError as error:
+        raise StepRefused(name, f"has an as_type that {error.problem}", hint=error.hint) from error
+    return as_type
 
 
 def seconds_of(name: str, value: float | timedelta, field: str) -> float:

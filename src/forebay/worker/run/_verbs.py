@@ -39,6 +39,7 @@ from forebay.worker.run._step_values import (
     calls_of,
     checked_key,
     checked_signal_key,
+    checked_type,
     deaths_of,
     decoded,
     encoded,
@@ -258,6 +259,7 @@ class Verbs:
         flow = self._flow
 
         def verb() -> Generator[Any, Any, Any]:
+            checked_type(name, as_type)
             address = str(flow.held.row.job_id) if key is None else checked_signal_key(name, key)
             found = yield from flow.find(name, step_key, "pwtx")
             if found is None:
