@@ -183,7 +183,7 @@ class Kind:
             name=name,
             function=function,
             arguments=arguments,
-            queue=str(queue),  # a declared queue is a text with settings
+            queue=checks.plain_text(queue),
             priority=priority,
             options=options or JobOptions(),
             retry=retry or RetryPolicy(),

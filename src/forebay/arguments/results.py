@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
-import logging
 import types
 import typing
 import weakref
@@ -21,8 +20,9 @@ from forebay.arguments._signature import innermost, resolved_or_refused
 from forebay.arguments._value_check import value_check
 from forebay.errors import ConfigError
 from forebay.model.outcome import Outcome
+from forebay.model.text import lasting_logger
 
-_logger = logging.getLogger("forebay.worker")
+_logger = lasting_logger("forebay.worker")
 
 #: Values of these types do their work later, or never.
 _NOT_RUN: Final = (

@@ -85,6 +85,19 @@ INSTEAD: Final = {
 UNREADABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
+def plain_text(value: str) -> str:
+    """Return a text as ``str`` itself: a declared queue, or a member of an enumeration, by value.
+
+    ``str(value)`` is the name of the member, where JSON and the database have the value.
+
+    >>> from enum import Enum
+    >>> Region = Enum("Region", {"EU": "mail.eu"}, type=str)
+    >>> plain_text(Region.EU)
+    'mail.eu'
+    """
+    return value if type(value) is str else str.__str__(value)
+
+
 def checked_name(value: object, field: str) -> str:
     """Return a queue, kind or group name.
 
@@ -99,7 +112,7 @@ def checked_name(value: object, field: str) -> str:
             f"is not a name: {shown(value)}",
             hint="Use a letter or _, then letters, digits and _ . : -, at most 128 characters.",
         )
-    return value if type(value) is str else str(value)  # a declared queue is a text with settings
+    return plain_text(value)
 
 
 def checked_text(value: object, field: str, *, characters_max: int) -> str:
@@ -112,7 +125,7 @@ def checked_text(value: object, field: str, *, characters_max: int) -> str:
         raise InvalidJob(field, f"has {len(value)} characters, the limit is {characters_max}")
     if UNREADABLE.search(value):
         raise InvalidJob(field, f"has a control character or a lone surrogate: {shown(value)}")
-    return value
+    return plain_text(value)
 
 
 T = TypeVar("T")
@@ -206,13 +219,14 @@ def checked_headers(value: object, field: str = "headers") -> Mapping[str, str]:
     """Return a copy of a mapping of text to text, bounded in number and in bytes."""
     if not isinstance(value, Mapping):
         raise _wrong_type(field, "a mapping of text to text", value)
-    value = dict(value)
     if len(value) > HEADERS_COUNT_MAX:
         raise InvalidJob(field, f"has {len(value)} entries, the limit is {HEADERS_COUNT_MAX}")
-    for name, text in value.items():
-        checked_text(name, f"{field} name", characters_max=HEADERS_BYTES_MAX)
-        if text != "":
-            checked_text(text, f"{field}[{shown(name)}]", characters_max=HEADERS_BYTES_MAX)
+    value = {
+        checked_text(name, f"{field} name", characters_max=HEADERS_BYTES_MAX): text
+        if text == ""
+        else checked_text(text, f"{field}[{shown(name)}]", characters_max=HEADERS_BYTES_MAX)
+        for name, text in value.items()
+    }
     # With the separators of PostgreSQL, so that both count the same text.
     size = len(json.dumps(value, ensure_ascii=False).encode())
     if size > HEADERS_BYTES_MAX:

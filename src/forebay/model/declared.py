@@ -79,7 +79,8 @@ class QueueSettings:
             if getattr(self, name) is not None and getattr(self, rate) is None:
                 raise InvalidJob(name, f"is given without {rate}")
         if self.max_waiting_group is not None:
-            checks.checked_name(self.max_waiting_group, "max_waiting_group")
+            group = checks.checked_name(self.max_waiting_group, "max_waiting_group")
+            object.__setattr__(self, "max_waiting_group", group)
             if self.max_waiting is None:
                 raise InvalidJob("max_waiting_group", "is given without max_waiting")
         if self.notices is not None and not isinstance(self.notices, bool):
@@ -116,7 +117,7 @@ class Queue(str):
         return made
 
     def __getnewargs__(self) -> tuple[str, QueueSettings]:  # type: ignore[override]  # copying and pickling
-        return str(self), self.settings
+        return checks.plain_text(self), self.settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

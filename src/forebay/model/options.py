@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
@@ -41,6 +41,15 @@ class JobOptionChanges(MessageOptions, total=False):
     queue: str | None
     max_attempts: int | None
     limit_key: str | None
+
+
+#: Free texts, and how many characters they have at most.
+_TEXTS: Final = (
+    ("tag", checks.TAG_CHARACTERS_MAX),
+    ("correlation_id", checks.CORRELATION_ID_CHARACTERS_MAX),
+    ("ordering_key", checks.ORDERING_KEY_CHARACTERS_MAX),
+    ("limit_key", checks.LIMIT_KEY_CHARACTERS_MAX),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,26 +104,14 @@ class JobOptions:
             checks.checked_integer(
                 self.priority, "priority", least=checks.PRIORITY_MIN, most=checks.PRIORITY_MAX
             )
-        if self.tag is not None:
-            checks.checked_text(self.tag, "tag", characters_max=checks.TAG_CHARACTERS_MAX)
         if self.max_attempts is not None:
             checks.checked_integer(
                 self.max_attempts, "max_attempts", least=1, most=checks.MAX_ATTEMPTS_MAX
             )
-        if self.correlation_id is not None:
-            checks.checked_text(
-                self.correlation_id,
-                "correlation_id",
-                characters_max=checks.CORRELATION_ID_CHARACTERS_MAX,
-            )
-        if self.ordering_key is not None:
-            checks.checked_text(
-                self.ordering_key, "ordering_key", characters_max=checks.ORDERING_KEY_CHARACTERS_MAX
-            )
-        if self.limit_key is not None:
-            checks.checked_text(
-                self.limit_key, "limit_key", characters_max=checks.LIMIT_KEY_CHARACTERS_MAX
-            )
+        for name, most in _TEXTS:
+            text = getattr(self, name)
+            if text is not None:
+                object.__setattr__(self, name, checks.checked_text(text, name, characters_max=most))
         if self.headers is not None:
             # A copy: a later change of the caller's dict must not change the job.
             object.__setattr__(self, "headers", checks.checked_headers(self.headers))

@@ -77,10 +77,10 @@ class Schedule:
     def __post_init__(self) -> None:
         if not isinstance(self.options, Mapping):
             raise InvalidJob("options", f"must be a mapping, not {shown(self.options)}")
-        checks.checked_name(self.name, "name")
-        checks.checked_name(self.kind, "kind")
-        if self.queue is not None:
-            checks.checked_name(self.queue, "queue")
+        for name in ("name", "kind", "queue"):
+            value = getattr(self, name)
+            if value is not None or name != "queue":
+                object.__setattr__(self, name, checks.checked_name(value, name))
         checks.checked_integer(
             self.priority, "priority", least=checks.PRIORITY_MIN, most=checks.PRIORITY_MAX
         )

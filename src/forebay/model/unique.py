@@ -45,7 +45,8 @@ class Unique:
             raise InvalidJob(
                 "unique", "must be a uniqueness mode: Once, Coalesce, Replace and so on"
             )
-        checks.checked_text(self.key, "unique key", characters_max=KEY_CHARACTERS_MAX)
+        key = checks.checked_text(self.key, "unique key", characters_max=KEY_CHARACTERS_MAX)
+        object.__setattr__(self, "key", key)
         if self.on_busy not in ("wait", "raise"):
             raise InvalidJob("on_busy", f"is {shown(self.on_busy)}, neither 'wait' nor 'raise'")
 

@@ -13,7 +13,7 @@ from forebay._dataclass import dataclass
 from forebay._family import PARENT_HEADER
 from forebay.errors import InvalidJob, shown
 from forebay.model import JobId
-from forebay.model.checks import UNREADABLE
+from forebay.model.checks import UNREADABLE, plain_text
 from forebay.model.flows import FlowState, RewindPlan
 from forebay.ops.jobs import checked_id
 from forebay.ops.operation import Operation, ResultRows, nothing, scalar
@@ -343,12 +343,20 @@ def checked_address(value: object, field: str) -> str:
     if isinstance(value, int):
         if not -(10**_ADDRESS_MOST) < value < 10**_ADDRESS_MOST:
             raise InvalidJob(field, f"is out of range: {shown(value)}")
-        return str(value)
+        return as_text(value)
     if not 1 <= len(value) <= _ADDRESS_MOST:
         raise InvalidJob(field, f"has {len(value)} characters; 1 to {_ADDRESS_MOST} are possible")
     if UNREADABLE.search(value):
         raise InvalidJob(field, f"has a control character or a lone surrogate: {shown(value)}")
-    return value
+    return as_text(value)
+
+
+def as_text(address: str | int) -> str:
+    """Return a checked name or key as text; of a member of an enumeration, its value.
+
+    What ``str()`` and the driver make of such a member differs, so both get this text.
+    """
+    return plain_text(address) if isinstance(address, str) else str(int(address))
 
 
 def _checkpoints(rows: ResultRows) -> list[Checkpoint]:

@@ -100,8 +100,8 @@ class Drain(QueueService):
         if not isinstance(sink, Sink):
             raise ConfigError(where, f"has no sink, but {shown(sink)}", hint="See forebay.sinks.")
         try:
-            checks.checked_name(name, "name")
-            checks.checked_name(group, "group")
+            name = checks.checked_name(name, "name")
+            group = checks.checked_name(group, "group")
         except InvalidJob as error:
             raise ConfigError(where, error.message, hint=error.hint) from None
         for field, value, most in (
@@ -116,7 +116,7 @@ class Drain(QueueService):
                 )
         self.name = name
         self.sink = sink
-        self.queue = str(queue)
+        self.queue = checks.plain_text(queue)
         seconds = _seconds(where, "timeout", timeout)
         verify_seconds = _verify_seconds(where, sink, verify)
         if keep_proofs is not None:

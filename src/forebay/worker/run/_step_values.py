@@ -21,7 +21,7 @@ from forebay.errors import (
     shown,
 )
 from forebay.model import checks
-from forebay.ops.flows import Checkpoint, FlowEnd, checked_address
+from forebay.ops.flows import Checkpoint, FlowEnd, as_text, checked_address
 from forebay.ops.results import encoded_result, problem_of
 from forebay.policy.retry import RetryPolicy, as_policy
 
@@ -77,7 +77,7 @@ def checked_key(name: object, key: object) -> str | None:
 
 def text_of(key: object) -> str | None:
     """Return the key of a step as text; None for none."""
-    return None if key is None else str(key)
+    return as_text(key) if isinstance(key, str | int) else None if key is None else str(key)
 
 
 def shown_step(name: str, key: str | None) -> str:
