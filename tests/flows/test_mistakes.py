@@ -132,7 +132,8 @@ async def test_once_that_is_too_slow_for_the_server_is_counted(app, conn, flavou
     await run_retries(app, conn)
     assert state(conn, job) == "dead"
     assert len(calls) >= 2  # The socket may have broken before the message could be read.
-    assert "idle" in last_error(conn, job)["message"]
+    message = last_error(conn, job)["message"]  # likewise: the socket may have broken
+    assert "idle" in message or "connection broke" in message
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
