@@ -324,6 +324,21 @@ def test_jobs_that_come_first_and_busy_workers(explain, database, conn):
         assert "within seconds" in explain(early, "soon")["answer"]
 
 
+def test_a_worker_that_has_perhaps_died_is_not_busy(explain, database, conn):
+    """
+    Its lease still has jobs, so it counts as one that serves the queue until another takes over.
+    """
+    enqueue(conn)
+    waiting = enqueue(conn)
+    with Reader(database, lease_seconds=3600) as reader:
+        reader.claim(1)
+        assert "are busy" in explain(waiting, "busy")["answer"]
+        conn.execute("update forebay.heartbeat set heartbeat_at = heartbeat_at - interval '10 min'")
+        found = explain(waiting, "worker silent")
+        assert "default@test has been silent for 10 min" in found["answer"]
+        assert found["hint"].endswith("forebay worker MODULE:APP --queue default")
+
+
 def test_trouble_of_the_database_is_the_last_question(explain, database, conn):
     """
     When nothing else holds the job back, the doctor's findings have the answer.

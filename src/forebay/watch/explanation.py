@@ -533,7 +533,18 @@ def _before(case: _Case) -> _Found:
 def _busy(case: _Case) -> _Found:
     if case.facts.is_watched:
         return _Found("no, one is idle")
-    names = ", ".join(case.facts.workers) or case.facts.last_claim_by
+    facts = case.facts
+    able = [name for name in facts.workers if name not in facts.silent]
+    if facts.silent and not able:
+        silent = human_duration(max(facts.silent.values()))
+        return _Found(
+            f"no worker of {case.queue} answers: {', '.join(facts.silent)} has been silent for"
+            f" {silent}, and has perhaps died",
+            "worker silent",
+            "Start another one: "
+            + worker_command(app_place(facts.app), case.job.queue, case.job.group),
+        )
+    names = ", ".join(able) or facts.last_claim_by
     alone = ", and it runs alone because its last worker was lost" if case.facts.is_suspect else ""
     return _Found(
         f"the workers of {case.queue} are busy: {names}{alone}",

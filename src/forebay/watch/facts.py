@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +29,7 @@ class Facts:
     is_watched: bool = False
     workers: Sequence[str] = ()
     others: Sequence[str] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)
     kind_queue: str | None = None
     has_kinds: bool = False
     app: str | None = None

@@ -13,6 +13,8 @@
 --   is_watched             one of them is idle
 --   workers, others        names of living workers that serve the group, and of other living
 --                          workers, at most 5 each
+--   silent                 those of `workers` whose heartbeat is overdue: for how many seconds; they
+--                          have perhaps died
 --   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they
 --                          have declared any kind for its queue: deliverers, drains and workers in
 --                          SQL declare none
@@ -129,7 +131,7 @@ language sql volatile
 as $$
     with alive as materialized (
         select l.lease_id, l.worker, l.details, l.suspect_seconds, l.lease_seconds, h.running_jobs,
-               extract(epoch from clock_timestamp() - h.heartbeat_at)::float8 as silent
+               extract(epoch from clock_timestamp() - h.heartbeat_at)::float8 as silent, forebay._silent_after(l, h.running_jobs) as silent_after
         from forebay.lease l
         left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
                            where i.lease_id = l.lease_id order by i.heartbeat_at desc limit 1) h on true
@@ -146,7 +148,7 @@ as $$
         select max(t.ended_at) as ended_at, max(t.expected_by) as expected_by
         from forebay.ticks() t where t.group_name = p_group_name and p_queue = any (t.queues)),
     names as (
-        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
+        select a.worker, a.silent, a.silent > a.silent_after as is_silent, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
                          or coalesce(a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name, false) as serves
         from alive a where a.silent <= a.lease_seconds)
     select jsonb_build_object(
@@ -155,6 +157,8 @@ as $$
                           or exists (select from names n where n.serves)),
         'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
         'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.serves order by 1 limit 5) n), '[]'),
+        'silent', coalesce((select jsonb_object_agg(n.worker, n.silent)
+                            from (select i.worker, i.silent from names i where i.serves and i.is_silent order by 1 limit 5) n), '{}'),
         'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.serves order by 1 limit 5) n), '[]'),
         'app', (select a.app from forebay._known_apps() a where a.group_name = p_group_name and a.queues ? p_queue limit 1),
         'tick_ended_at', (select t.ended_at from ticked t),
