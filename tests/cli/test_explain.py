@@ -333,9 +333,9 @@ def test_a_worker_that_has_perhaps_died_is_not_busy(explain, database, conn):
     with Reader(database, lease_seconds=3600) as reader:
         reader.claim(1)
         assert "are busy" in explain(waiting, "busy")["answer"]
-        conn.execute("update forebay.heartbeat set heartbeat_at = heartbeat_at - interval '10 min'")
+        conn.execute("update forebay.heartbeat set heartbeat_at = heartbeat_at - interval '40 min'")
         found = explain(waiting, "worker silent")
-        assert "default@test has been silent for 10 min" in found["answer"]
+        assert "default@test has been silent for 40 min" in found["answer"]
         assert found["hint"].endswith("forebay worker MODULE:APP --queue default")
 
 
