@@ -42,6 +42,9 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 _SECONDS = 20
 
+#: For one call of the protocol: a page with a preview of very many jobs may take 30 s.
+_CALL_SECONDS = 60
+
 
 def find_chromium() -> str | None:
     """Return the path of a Chromium, if there is one."""
@@ -219,7 +222,7 @@ class Browser:
         with self._lock:
             self._answers[number] = answers
             os.write(self._to, json.dumps(message).encode() + b"\0")
-        answer = answers.get(timeout=_SECONDS)
+        answer = answers.get(timeout=_CALL_SECONDS)
         if "error" in answer:
             raise AssertionError(f"{method}: {answer['error']}")
         result: dict[str, Any] = answer["result"]
