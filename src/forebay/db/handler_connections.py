@@ -20,6 +20,7 @@ from forebay.db.pools import (
     handler_transaction,
     handler_transaction_sync,
     record_use,
+    refuse_misuse,
     settle_and_commit_on,
     settle_and_commit_plain,
     settle_on,
@@ -237,9 +238,11 @@ class _Psycopg:
             yield
 
     def settle(self, operation: Operation[T]) -> T:
+        refuse_misuse(self.raw)
         return settle_on_sync(self.raw, operation)
 
     def settle_last(self, last: LastCall, *, begins: bool) -> None:
+        refuse_misuse(self.raw)
         begins &= self._may_begin
         settle_and_commit_plain(self.raw, last(clears=True), begins=begins)
         self._transaction.is_committed = True
@@ -303,9 +306,11 @@ class _AsyncPsycopg:
             yield
 
     async def settle(self, operation: Operation[T]) -> T:
+        refuse_misuse(self.raw)
         return await settle_on(self.raw, operation)
 
     async def settle_last(self, last: LastCall, *, begins: bool) -> None:
+        refuse_misuse(self.raw)
         begins &= self._may_begin
         await settle_and_commit_on(self.raw, last(clears=True), begins=begins)
         self._transaction.is_committed = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
@@ -356,6 +358,35 @@ class HandlerTransaction(_HandlerTransaction, psycopg.Transaction):
 
 class AsyncHandlerTransaction(_HandlerTransaction, psycopg.AsyncTransaction):
     """The transaction of a coroutine handler; see ``HandlerTransaction``."""
+
+
+def misuse_of(conn: Any) -> str | None:
+    """Return how a function has left the transaction that began for it; None: as it should be.
+
+    What ended by SQL may be committed or lost, and a settlement after it would be a commit of its
+    own. An open COPY would keep the connection busy without end, so the connection is closed.
+    """
+    match conn.pgconn.transaction_status:
+        case psycopg.pq.TransactionStatus.IDLE:
+            return "ends the transaction of its connection by SQL"
+        case psycopg.pq.TransactionStatus.ACTIVE:
+            conn.pgconn.finish()
+            # The COPY holds it, and what ends the transaction would wait for it.
+            conn.lock = threading.Lock() if isinstance(conn, psycopg.Connection) else asyncio.Lock()
+            return "leaves a COPY open"
+    return None
+
+
+def refuse_misuse(conn: Any) -> None:
+    """Raise what ``misuse_of`` found.
+
+    Raises:
+        ProgrammingError: as for a ``commit()`` in the handler.
+    """
+    if (misuse := misuse_of(conn)) is not None:
+        raise psycopg.ProgrammingError(
+            f"the handler {misuse}: its transaction is committed when it has returned"
+        )
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from forebay.arguments.results import gives_coroutine, ran
-from forebay.db.pools import READ_ONLY, broken, says_read_only
+from forebay.db.pools import READ_ONLY, broken, misuse_of, says_read_only
 from forebay.errors import DatabaseUnavailable, StepRefused
 from forebay.forks import end_if_copy
 from forebay.in_threads import in_thread
@@ -163,6 +163,12 @@ class StepCall:
         The next attempt would do the same, and "released, the database is away" is not counted.
         """
         if not connection.closed:
+            if (misuse := misuse_of(connection)) is not None:
+                raise StepRefused(
+                    self._shown(),
+                    misuse,
+                    hint="Leave it open: it is committed when the function has returned.",
+                )
             return
         if connection.broken:
             raise broken(
