@@ -444,3 +444,44 @@ async def test_a_handler_that_ends_its_transaction_by_sql_is_not_done(
     await run_retries(app, conn)
     assert state(conn, job) == "dead"
     assert "ends the transaction of its connection by SQL" in last_error(conn, job)["message"]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize(
+    ("items", "key", "says"),
+    [
+        (None, str, "needs items to go through, not None"),
+        ([1], None, "has key=None, which is no function"),
+        ([1], "id", "has key='id', which is no function"),
+    ],
+)
+async def test_a_loop_of_nothing_to_go_through_is_refused(app, conn, flavour, items, key, says):
+    if flavour == "async":
+
+        @app.job(retry=TWICE)
+        async def work(ctx: forebay.Context) -> None:
+            async for _ in ctx.each("loop", items, key=key):
+                pass
+    else:
+
+        @app.job(retry=TWICE)
+        def work(ctx: forebay.Context) -> None:
+            for _ in ctx.each("loop", items, key=key):
+                pass
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert state(conn, job) == "dead"
+    error = last_error(conn, job)
+    assert error["type"] == "forebay.errors.StepRefused"
+    assert says in error["message"]
+
+
+async def test_a_result_with_keys_that_are_no_text_says_what_to_do(app, conn):
+    @app.job(retry=TWICE)
+    async def work(ctx: forebay.Context) -> None:
+        await ctx.step("count", lambda: {1: 2})
+
+    job = work.enqueue(conn)
+    await run_retries(app, conn)
+    assert "Keys of JSON objects are text" in str(last_error(conn, job))

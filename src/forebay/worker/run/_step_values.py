@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +46,24 @@ _REASONS_MOST: Final = 2_000_000
 
 #: The result of a step as JSON; unset for None.
 Json = msgspec.Raw | msgspec.UnsetType
+
+_CALLS: Final = "Use handler.calls(items), or a list of handler.call(...)."
+
+
+def checked_loop(name: str, items: Any, key: object) -> None:
+    """Refuse what no loop can be made of.
+
+    Raises:
+        StepRefused: there are no items, or the key is no function.
+    """
+    if not isinstance(items, Iterable | AsyncIterable):
+        raise StepRefused(name, f"needs items to go through, not {shown(items)}")
+    if not callable(key):
+        raise StepRefused(
+            name,
+            f"has key={shown(key)}, which is no function",
+            hint="It gives the key of an item: key=lambda item: item.id",
+        )
 
 
 def item_key(name: str, key: Callable[[Any], object], item: Any) -> str:
@@ -116,7 +134,8 @@ def encoded(step: str, result: Any) -> Json:
         raise StepTooLarge(step, problem_of(error, "its result")) from None
     except Exception as error:
         problem = f"cannot be recorded: {problem_of(error, 'its result')}"
-        raise StepRefused(step, problem, hint="Return what JSON can hold.") from None
+        hint = getattr(error, "hint", None) or "Return what JSON can hold."
+        raise StepRefused(step, problem, hint=hint) from None
     size = len(bytes(found))
     if size > STEP_BYTES_MOST:
         raise StepTooLarge(step, f"its result has {size} bytes, the limit is {STEP_BYTES_MOST}")
@@ -227,7 +246,8 @@ def calls_of(name: str, calls: Iterable[Any], correlation_id: str | None) -> lis
     from forebay.ops.enqueue import Call  # noqa: PLC0415 - most workers gather nothing
 
     if not isinstance(calls, Iterable):
-        raise StepRefused(name, f"gathers {shown(calls)}, which is no list of calls")
+        problem = f"gathers {shown(calls)}, which is no list of calls"
+        raise StepRefused(name, problem, hint=_CALLS)
     given: list[JobCall] = []
     with_id: dict[int, tuple[Any, Any]] = {}
     for call in calls:
@@ -235,7 +255,7 @@ def calls_of(name: str, calls: Iterable[Any], correlation_id: str | None) -> lis
             raise StepRefused(
                 name,
                 f"gathers {shown(call)}, which is no call",
-                hint="Use handler.calls(items), or a list of handler.call(...).",
+                hint=_CALLS,
             )
         if call.options.unique is not None:
             raise StepRefused(

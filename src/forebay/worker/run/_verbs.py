@@ -38,6 +38,7 @@ from forebay.worker.run._step_values import (
     as_recorded,
     calls_of,
     checked_key,
+    checked_loop,
     checked_signal_key,
     checked_type,
     deaths_of,
@@ -412,6 +413,7 @@ class Verbs:
 
     def _each(self, name: str, items: Iterable[Any], key: Callable[[Any], object]) -> Iterator[Any]:
         flow = self._flow
+        checked_loop(name, items, key)
         for item in items:
             text = item_key(name, key, item)
             if flow.recorded(name, text, "e") is not None:
@@ -455,6 +457,7 @@ class AsyncVerbs(Verbs):
         self, name: str, items: Any, key: Callable[[Any], object]
     ) -> AsyncIterator[Any]:
         flow = self._flow
+        checked_loop(name, items, key)
         async for item in _async_items(items):
             text = item_key(name, key, item)
             if flow.recorded(name, text, "e") is not None:
