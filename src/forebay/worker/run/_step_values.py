@@ -241,7 +241,7 @@ def until_in(flow: FlowEnd, began: dict[str, Any], left: float) -> FlowEnd:
     return flow
 
 
-def calls_of(name: str, calls: Iterable[Any], correlation_id: str | None) -> list[JobCall]:
+def calls_of(name: str, calls: Any, correlation_id: str | None) -> list[JobCall]:
     """Return the jobs to gather, checked, with the correlation id of their parent."""
     from forebay.ops.enqueue import Call  # noqa: PLC0415 - most workers gather nothing
 
