@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.errors import InvalidJob, shown
 from forebay.model.archive import Family, FoundAs, JobAttempt, Whereabouts
+from forebay.model.explanation import Explanation
 from forebay.model.flows import FlowState
 from forebay.model.status import JobHistory, JobStatus
 from forebay.model.text import whole_number
@@ -112,20 +113,26 @@ def where(what: object) -> Operation[Whereabouts]:
     return Operation(_WHERE, decode, {"what": text, "number": whole_number(text)})
 
 
-def _of_ended(read: _Answer, found: list[Any]) -> list[Any]:
+def _of_ended(
+    read: _Answer, found: list[Any], flows: dict[str, FlowState]
+) -> list[Explanation]:
     # It has ended in every group: that alone is the answer, without a look at workers, limits and
     # keys.
     errors = {history.group: history.errors for history in read.histories or ()}
-    now = Facts(read_at=datetime.now(UTC))
+    now = datetime.now(UTC)
     ended = [match.job for match in found if match.job.job_id == read.job_id]
-    return [explain(job, errors.get(job.group, ()), now) for job in ended]
+    return [
+        explain(job, errors.get(job.group, ()), Facts(read_at=now, flow=flows.get(job.group)))
+        for job in ended
+    ]
 
 
 def _whereabouts(what: str, read: _Answer) -> Whereabouts:
     found = read.found or []
+    flows = {one.group: one for one in msgspec.convert(read.flows or [], list[FlowState])}
     reasons = [] if read.job_id is None else explanations(read.job_id, read.facts or [])
     if read.facts is None:
-        reasons = _of_ended(read, found)
+        reasons = _of_ended(read, found, flows)
     by_group = {one.group: one for one in reasons}
     return Whereabouts(
         what=what,
@@ -135,11 +142,13 @@ def _whereabouts(what: str, read: _Answer) -> Whereabouts:
         job_id=read.job_id if found else None,
         attempts=read.attempts or [],
         histories=read.histories or [],
-        flows=[msgspec.convert(one, FlowState) for one in read.flows or ()],
+        flows=list(flows.values()),
         family=Family() if read.family is None else msgspec.convert(read.family, Family),
         explanations=reasons,
         next_steps={
-            match.job.group: next_step(match.job, by_group.get(match.job.group))
+            match.job.group: next_step(
+                match.job, by_group.get(match.job.group), flows.get(match.job.group)
+            )
             for match in found
             if match.job.job_id == read.job_id
         },
