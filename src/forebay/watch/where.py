@@ -57,16 +57,17 @@ def _details(query: str) -> str:
 # functions.
 _WHERE: Final = f"""\
 with found as materialized (
-    select row_number() over () as nr, w.found_as, w.is_last, j.job_id, j.state, {STATUS} as job
-    from forebay.where_is(%(what)s, {JOBS_MAX}) w cross join lateral forebay.job(w.job_id) j),
+    select row_number() over () as nr, w.found_as, w.is_last, w.is_key, j.job_id, j.state,
+        {STATUS} as job
+    from forebay.where_is(%(what)s, {JOBS_MAX}, %(as_key)s::boolean) w cross join lateral forebay.job(w.job_id) j),
 -- The newest unfinished job, or the newest; an unknown id too.
 chosen as materialized (
     select coalesce((select f.job_id from found f
                      order by f.state operator(pg_catalog.=) any ({_ENDED}), f.nr limit 1),
                     %(number)s::bigint) as job_id)
 select json_build_object(
-    'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last, 'job',
-        f.job) order by f.nr) from found f),
+    'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last,
+        'is_key', f.is_key, 'job', f.job) order by f.nr) from found f),
     'job_id', {_CHOSEN},
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
@@ -83,6 +84,7 @@ select json_build_object(
 class _Match(msgspec.Struct):
     found_as: FoundAs
     is_last: bool
+    is_key: bool
     job: JobStatus
 
 
@@ -96,7 +98,7 @@ class _Answer(msgspec.Struct):
     facts: list[Any] | None
 
 
-def where(what: object) -> Operation[Whereabouts]:
+def where(what: object, *, as_key: bool = False) -> Operation[Whereabouts]:
     """Return the call that finds jobs by an id, a correlation id or a key, and reads what is
     known of one.
     """
@@ -110,7 +112,7 @@ def where(what: object) -> Operation[Whereabouts]:
         ((answer,),) = rows
         return _whereabouts(text, msgspec.convert(json.loads(answer), _Answer))
 
-    return Operation(_WHERE, decode, {"what": text, "number": whole_number(text)})
+    return Operation(_WHERE, decode, {"what": text, "as_key": as_key, "number": None if as_key else whole_number(text)})
 
 
 def _of_ended(
@@ -138,6 +140,7 @@ def _whereabouts(what: str, read: _Answer) -> Whereabouts:
         what=what,
         found_as=found[0].found_as if found else None,
         is_complete=all(match.is_last for match in found),
+        is_key=any(match.is_key for match in found),
         jobs=[match.job for match in found],
         job_id=read.job_id if found else None,
         attempts=read.attempts or [],
