@@ -91,9 +91,7 @@ async def test_the_cause_of_a_dead_parent_is_a_consequence(
     assert "dead redrive --kind album" not in await words(forebay, "doctor")
 
 
-async def test_a_parent_that_can_not_follow_has_no_such_advice(
-    forebay, app, conn, database, thumb
-):
+async def test_a_parent_that_can_not_follow_has_no_such_advice(forebay, app, conn, database, thumb):
     """One whose child was cancelled is enqueued anew; one that went on behind is redriven."""
 
     @app.job(name="later")

@@ -21,8 +21,7 @@ def relative_text(one: Relative) -> str:
 def children_text(family: Family) -> str:
     """Return the jobs that a job has enqueued, in a line; empty for none."""
     found = ", ".join(
-        f"{one.job_id} {one.kind}"
-        + (f" {one.state}" if one.state in _BAD else "")
+        f"{one.job_id} {one.kind}" + (f" {one.state}" if one.state in _BAD else "")
         for one in family.children
     )
     if not family.is_complete:

@@ -15,7 +15,7 @@ from forebay.cli.options import Dsn, Json
 from forebay.cli.output import ago, compact, moment, print_json, state_text
 from forebay.cli.text import Text, console
 from forebay.model.status import shown_args
-from forebay.model.text import attempt_of, call_text, counted
+from forebay.model.text import attempt_of, call_text, counted, sentence
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def where(
     """Show where a job is, why, and what happens next.
 
     Several jobs can have one subject, correlation id or key: the newest are listed, and the newest
-    unfinished one is described. A number is the id of a job, if there is such a job. Exit code 1: there is no such job.
+    unfinished one is described. A number is the id of a job, if there is such a job. Exit code 1:
+    there is no such job.
     """
     found = client_of(dsn).where(what, as_key=key)
     if as_json:
@@ -75,7 +76,7 @@ def where(
 def _nothing(found: Whereabouts) -> Text:
     if found.explanations:
         (reason,) = found.explanations
-        text = Text(reason.answer[:1].upper() + reason.answer[1:] + ".", style="bold")
+        text = Text(f"{sentence(reason.answer)}.", style="bold")
         return text.append(f"\n→ {reason.hint}" if reason.hint else "", style="not bold")
     text = Text(
         (

@@ -112,12 +112,14 @@ def where(what: object, *, as_key: bool = False) -> Operation[Whereabouts]:
         ((answer,),) = rows
         return _whereabouts(text, msgspec.convert(json.loads(answer), _Answer))
 
-    return Operation(_WHERE, decode, {"what": text, "as_key": as_key, "number": None if as_key else whole_number(text)})
+    return Operation(
+        _WHERE,
+        decode,
+        {"what": text, "as_key": as_key, "number": None if as_key else whole_number(text)},
+    )
 
 
-def _of_ended(
-    read: _Answer, found: list[Any], flows: dict[str, FlowState]
-) -> list[Explanation]:
+def _of_ended(read: _Answer, found: list[Any], flows: dict[str, FlowState]) -> list[Explanation]:
     # It has ended in every group: that alone is the answer, without a look at workers, limits and
     # keys.
     errors = {history.group: history.errors for history in read.histories or ()}
