@@ -164,7 +164,7 @@ def test_a_number_that_is_a_job_and_a_key_is_found_as_both(where, database, conn
     assert where(job, "--json").json["is_key"]
     found = where("--key", job, "--json").json
     assert found["found_as"] == name.replace("_", " ")
-    assert [one["job_id"] for one in found["jobs"]][0] > job
+    assert found["jobs"][0]["job_id"] > job
     assert where("--key", "77").code == 1
     assert "No job has '77'" in where("--key", "77").out
 

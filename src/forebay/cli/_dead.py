@@ -265,8 +265,8 @@ def groups(
         place = f"in {each.place}" if each.place else ""
         if each.died_of is not None:
             # The place is where the parent waited, or no code of the application.
-            of = each.died_of.cause
-            place = f"a consequence of {of or f'the end of job {each.died_of.job_id}'}"
+            cause = each.died_of.cause or f"the end of job {each.died_of.job_id}"
+            place = f"a consequence of {cause}"
         parts = (place, message, muted)
         line = one_line(": ".join(part for part in parts if part) or each.reason)
         out.print(f"{each.cause}  {line.plain}", cut=True)
@@ -543,7 +543,9 @@ def _last_error(letter: DeadLetter) -> str:
         return "-"
     last = letter.errors[-1]
     line = (last.message or "").strip().partition("\n")[0]
-    return ": ".join(part for part in (last.type, line) if part) or last.outcome
+    # In a list the message has little place.
+    name = (last.type or "").removeprefix("forebay.errors.")
+    return ": ".join(part for part in (name, line) if part) or last.outcome
 
 
 def _facts(letter: DeadLetter) -> Table:

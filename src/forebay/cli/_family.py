@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from forebay.model.archive import Family, Relative
 
-#: The states of a child that are told.
+#: States of a child that its parent has to know of.
 _BAD: Final = ("dead", "expired", "cancelled")
 
 

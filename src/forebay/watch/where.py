@@ -59,7 +59,8 @@ _WHERE: Final = f"""\
 with found as materialized (
     select row_number() over () as nr, w.found_as, w.is_last, w.is_key, j.job_id, j.state,
         {STATUS} as job
-    from forebay.where_is(%(what)s, {JOBS_MAX}, %(as_key)s::boolean) w cross join lateral forebay.job(w.job_id) j),
+    from forebay.where_is(%(what)s, {JOBS_MAX}, %(as_key)s::boolean) w
+    cross join lateral forebay.job(w.job_id) j),
 -- The newest unfinished job, or the newest; an unknown id too.
 chosen as materialized (
     select coalesce((select f.job_id from found f

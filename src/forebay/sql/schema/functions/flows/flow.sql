@@ -21,8 +21,8 @@
 --                that is dead or was cancelled
 --   cancelled_at  when it was cancelled while it waited: its handler compensates, and ends
 --   died_of      of a dead job that follows its children: an object with `job_id`, `kind`, `dead_id`,
---                `redriven_as` and `cause` of the child to redrive first; without `dead_id` that child
---                has no dead letter. Null: it died of something else
+--                `redriven_as` and `cause` of the child to redrive first; `dead_id` is null if it was
+--                cancelled, or its dead letter deleted. Null: it died of something else
 --
 -- A step is of the kind step, once, item, failed, sleep, wait, signal, timeout, taken, children, died
 -- or cancelled. `with_values` adds what the steps have returned, at most 16 megabytes.
