@@ -398,6 +398,18 @@ def test_the_screen_has_the_answer_the_next_step_and_the_questions(forebay, conn
     assert "no worker runs" in shown
 
 
+def test_a_sentence_keeps_the_name_of_a_worker_as_it_is(forebay, database, conn):
+    """It may be copied."""
+    job_id = enqueue(conn)
+    with Reader(database) as reader:
+        error = {"message": "no handler"}
+        ended = [{"offset": 1, "outcome": "unknown", "after": 60, "error": error}]
+        reader.settle(reader.claim().claim_no, ended=ended)
+        conn.execute("update forebay.lease set worker = 'vm:1:ab'")
+        conn.execute("update forebay.failure set worker = 'vm:1:ab'")
+    assert "vm:1:ab has no handler" in forebay("doctor", "--job", job_id).out
+
+
 def declare_a_kind(conn):
     """Record a kind of a queue that has nothing to do with the job, as any worker does."""
     one(conn, "select count(*) from forebay.record_kinds_v1('w', '{resize}', '{images}')")

@@ -67,13 +67,42 @@ async def test_a_signal_that_no_flow_waits_for_is_kept_and_said(forebay, app, co
     found = forebay("where", "ann@x", "--json").json
     assert (found["found_as"], found["job_id"]) == ("signal", job)
     # Who copies a hint as it stands sends nothing: it would be the answer for good.
-    assert forebay("signal", "approval", "ann@x", "JSON").code == 2
+    answer = forebay("signal", "approval", "ann@x", "JSON")
+    assert answer.code == 2
+    assert "Give a JSON value, quoted for the shell" in answer.err
     answer = forebay("signal", "approval", "ann@x")
     assert answer.code == 0
     assert f"no payload was given: the wait of job {job} returns None" in answer.err
     assert f"forebay jobs rewind {job} --from approval" in answer.err
     sent = forebay("signal", "other", "1", "--dsn", as_role(database, "forebay_producer"))
     assert (sent.code, sent.err) == (0, "")
+
+
+@pytest.mark.parametrize("step", ["approval", "begin"])
+async def test_a_rewind_forgets_a_signal_that_was_not_taken(forebay, app, conn, step):
+    """The wait gets the next one; a signal of a wait that stays is kept."""
+    seen = []
+
+    @app.job()
+    async def work(ctx: library.Context) -> None:
+        await ctx.step("begin", int)
+        seen.append(await ctx.wait("approval", key="ann"))
+
+    job = work.enqueue(conn)
+    await run_until_idle(app)
+    assert forebay("signal", "approval", "ann").code == 0
+    forebay("signal", "other", "ann", "1")
+    assert forebay("jobs", "rewind", job, "--from", step).code == 0
+    assert [row[0] for row in conn.execute("select name from forebay.signal")] == ["other"]
+    refused = forebay("jobs", "rewind", job, "--from", step)
+    assert f"job {job} is ready" in refused.err
+    assert "Repeat it when the job waits again" in refused.err
+    assert "redriven" not in refused.err
+    await run_until_idle(app)
+    assert seen == []
+    forebay("signal", "approval", "ann", '"yes"')
+    await run_until_idle(app)
+    assert seen == ["yes"]
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,26 @@ def test_a_number_is_a_job_or_else_a_correlation_id(where, conn):
     assert where("900000", "--json").json["found_as"] == "correlation id"
 
 
+@pytest.mark.parametrize("name", ["correlation_id", "ordering_key", "limit_key", "signal"])
+def test_a_number_that_is_a_job_and_a_key_is_found_as_both(where, database, conn, name):
+    """The screen of the job has the command for the key; a job with its own number has none."""
+    job = enqueue(conn, ordering_key="1")
+    also = f"{job} is also a key: forebay where --key {job}"
+    assert str(job) == "1"
+    assert also not in where(job).out
+    if name == "signal":
+        waits_for(database, conn, str(job))
+    else:
+        enqueue(conn, **{name: str(job)})
+    assert lines(where(job))[-1] == also
+    assert where(job, "--json").json["is_key"]
+    found = where("--key", job, "--json").json
+    assert found["found_as"] == name.replace("_", " ")
+    assert found["jobs"][0]["job_id"] > job
+    assert where("--key", "77").code == 1
+    assert "No job has '77'" in where("--key", "77").out
+
+
 def test_nothing_is_found(where, conn):
     """A text that no job has, and a number that was never drawn, are answered, with exit code 1."""
     enqueue(conn)

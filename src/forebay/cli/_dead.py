@@ -45,6 +45,7 @@ from forebay.errors import ConfigError, DeadLetterNotFound
 from forebay.model.text import attempt_of, counted
 
 if TYPE_CHECKING:
+    from forebay.client import Client
     from forebay.model.status import DeadLetter, PurgePlan, RedrivePlan
 
 commands = Commands()
@@ -169,7 +170,7 @@ def show(
         if as_json:
             print_json(letter)
         else:
-            _print_letter(letter)
+            _print_letter(client, letter)
         return
     assert job is not None
     found = client.dead_letters(job_id=job)
@@ -187,12 +188,16 @@ def show(
     for number, letter in enumerate(found):
         if number:
             console().print()
-        _print_letter(letter)
+        _print_letter(client, letter)
 
 
-def _print_letter(letter: DeadLetter) -> None:
+def _print_letter(client: Client, letter: DeadLetter) -> None:
     out = console()
-    out.print(_facts(letter))
+    rows = _facts(letter)
+    for flow in client.flow(letter.job_id) if letter.redriven_as is None else ():
+        if flow.group == letter.group and flow.died_of is not None:
+            rows.add_row("next", flow.died_of.advice)
+    out.print(rows)
     if letter.args:
         out.print(Text("arguments", style="bold"))
         from forebay.model.status import shown_args
@@ -257,15 +262,26 @@ def groups(
         if each.is_muted:
             muted = f"muted until {moment(each.muted_until)}" if each.muted_until else "muted"
         message = (each.message or "").strip().partition("\n")[0]
-        parts = (f"in {each.place}" if each.place else "", message, muted)
+        place = f"in {each.place}" if each.place else ""
+        if each.died_of is not None:
+            # The place is where the parent waited, or no code of the application.
+            cause = each.died_of.cause or f"the end of job {each.died_of.job_id}"
+            place = f"a consequence of {cause}"
+        parts = (place, message, muted)
         line = one_line(": ".join(part for part in parts if part) or each.reason)
         out.print(f"{each.cause}  {line.plain}", cut=True)
-    out.print(
-        f"→ forebay dead show {found[0].dead_id}; after a fix: forebay dead redrive --cause"
-        f" {found[0].cause}",
-        style="dim",
-        soft_wrap=True,
-    )
+    # A parent is not redriven: it follows its children, which the filter may have left out.
+    first = next((each for each in found if each.died_of is None), None)
+    if first is not None:
+        hint = (
+            f"forebay dead show {first.dead_id}; after a fix: forebay dead redrive --cause"
+            f" {first.cause}"
+        )
+    else:
+        of = found[0].died_of
+        assert of is not None
+        hint = f"forebay dead groups --cause {of.cause}" if of.cause else of.advice
+    out.print(f"→ {hint}", style="dim", soft_wrap=True)
 
 
 @commands.add("mute")
@@ -527,7 +543,9 @@ def _last_error(letter: DeadLetter) -> str:
         return "-"
     last = letter.errors[-1]
     line = (last.message or "").strip().partition("\n")[0]
-    return ": ".join(part for part in (last.type, line) if part) or last.outcome
+    # In a list the message has little place.
+    name = (last.type or "").removeprefix("forebay.errors.")
+    return ": ".join(part for part in (name, line) if part) or last.outcome
 
 
 def _facts(letter: DeadLetter) -> Table:

@@ -13,7 +13,7 @@ from forebay.cli.options import Dsn, Json
 from forebay.cli.output import print_json
 from forebay.cli.text import Table, Text, console
 from forebay.doctor import Level
-from forebay.model.text import counted
+from forebay.model.text import counted, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +115,7 @@ def _explain(job_id: int, found: Sequence[Explanation], as_json: bool) -> None:
 
 def answer_text(explanation: Explanation) -> Text:
     """Return the answer and the next step."""
-    text = Text(explanation.answer[:1].upper() + explanation.answer[1:] + ".", style="bold")
+    text = Text(f"{sentence(explanation.answer)}.", style="bold")
     if explanation.hint:
         text.append(f"\n→ {explanation.hint}", style="not bold")
     return text

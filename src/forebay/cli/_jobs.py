@@ -202,6 +202,8 @@ def show(
         # A flow that has begun does not expire.
         may_expire = not job.state.is_final and job.group not in flows
         rows = _facts(job, history, answers.get(job.group), may_expire=may_expire)
+        if job.group in flows and (died_of := flows[job.group].died_of) is not None:
+            rows.add_row("next", died_of.advice)
         if not number:
             _add_family(rows, family)
         out.print(rows)

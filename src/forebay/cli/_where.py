@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-from forebay.cli._commands import argument
+from forebay.cli._commands import argument, option
 from forebay.cli._database import client_of
 from forebay.cli._family import children_text, relative_text
 from forebay.cli._steps import newest_step
@@ -15,7 +15,7 @@ from forebay.cli.options import Dsn, Json
 from forebay.cli.output import ago, compact, moment, print_json, state_text
 from forebay.cli.text import Text, console
 from forebay.model.status import shown_args
-from forebay.model.text import attempt_of, call_text, counted
+from forebay.model.text import attempt_of, call_text, counted, sentence
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -46,15 +46,19 @@ def where(
         ),
     ],
     *,
+    key: Annotated[
+        bool, option("--key", "Look for a key or correlation id, also if a job has this number.")
+    ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """Show where a job is, why, and what happens next.
 
     Several jobs can have one subject, correlation id or key: the newest are listed, and the newest
-    unfinished one is described. Exit code 1: there is no such job.
+    unfinished one is described. A number is the id of a job, if there is such a job. Exit code 1:
+    there is no such job.
     """
-    found = client_of(dsn).where(what)
+    found = client_of(dsn).where(what, as_key=key)
     if as_json:
         print_json(found)
     elif found.job_id is None:
@@ -63,6 +67,8 @@ def where(
         out = console()
         for line in _screen(found, out.width):
             out.print(line, cut=True)
+        if found.is_key:
+            out.print(f"{what} is also a key: forebay where --key {what}", style="dim")
     if found.job_id is None:
         raise SystemExit(ExitCode.FAILED)
 
@@ -70,7 +76,7 @@ def where(
 def _nothing(found: Whereabouts) -> Text:
     if found.explanations:
         (reason,) = found.explanations
-        text = Text(reason.answer[:1].upper() + reason.answer[1:] + ".", style="bold")
+        text = Text(f"{sentence(reason.answer)}.", style="bold")
         return text.append(f"\n→ {reason.hint}" if reason.hint else "", style="not bold")
     text = Text(
         (

@@ -215,7 +215,10 @@ def json_value(text: str, name: str) -> Any:
         return parsed_json(text)
     except ValueError as error:
         raise InvalidJob(
-            name, f"is not JSON: {error}", hint="""Quote it for the shell: '{"user_id": 42}'."""
+            name,
+            f"is not JSON: {error}",
+            hint="""Give a JSON value, quoted for the shell: '{"user_id": 42}', '"a text"', 42"""
+            " or null.",
         ) from None
 
 

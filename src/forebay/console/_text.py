@@ -10,16 +10,18 @@ from markupsafe import Markup
 
 from forebay.errors import ConfigError, shown
 from forebay.model.status import shown_args
-from forebay.model.text import attempt_of, call_text, counted, human_bytes, replaced_controls
+from forebay.model.text import (
+    attempt_of,
+    call_text,
+    counted,
+    human_bytes,
+    replaced_controls,
+    sentence,
+)
 from forebay.policy.retry import human_distance, human_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-#: Words with which our sentences begin, and names of queues, jobs and workers seldom do.
-_FIRST_WORDS: Final = frozenset(
-    ("a", "an", "another", "it", "its", "no", "nothing", "the", "they", "too", "writes")
-)
 
 _WIDTH: Final = 120
 _HEIGHT: Final = 24
@@ -113,16 +115,6 @@ def coded(text: str) -> Markup:
     return Markup("").join(
         code.format(part) if place % 2 else part for place, part in enumerate(parts)
     )
-
-
-def sentence(text: str) -> str:
-    """Return a text with a capital letter, unless it may begin with a name.
-
-    >>> sentence("the audit ended"), sentence("web-1 has it")
-    ('The audit ended', 'web-1 has it')
-    """
-    first = text.partition(" ")[0]
-    return text[:1].upper() + text[1:] if first.strip(":,") in _FIRST_WORDS else text
 
 
 def sparkline(

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _FAILURES_SQL: Final = """
 select 'dead', d.queue, d.kind, d.reason, count(*),
        extract(epoch from clock_timestamp() - max(d.died_at))::float8,
-       (array_agg(d.errors -> -1 ->> 'message' order by d.died_at desc))[1]
+       (array_agg(d.errors -> -1 ->> 'message' order by d.died_at desc))[1],
+       bool_and(d.errors -> -1 ->> 'type' = 'forebay.errors.ChildrenDied')
 from forebay.dead_letter d
 where d.redriven_at is null and d.died_at > clock_timestamp() - interval '1 day'
   and not exists (select from forebay.muted_cause m where m.cause = d.cause
@@ -24,7 +25,7 @@ group by 2, 3, 4
 union all
 (select 'unknown', null, null, null, count(*),
         extract(epoch from clock_timestamp() - max(f.failed_at))::float8,
-        (array_agg(f.message order by f.failed_at desc))[1]
+        (array_agg(f.message order by f.failed_at desc))[1], false
  from (select * from forebay.failure f where f.outcome = 'unknown kind'
        and f.failed_at > clock_timestamp() - interval '1 hour' limit 10000) f
  having count(*) > 0)
@@ -40,7 +41,7 @@ def failures() -> Operation[list[Finding]]:
 
 def _judge_failures(rows: ResultRows) -> list[Finding]:
     found = []
-    for sort, queue, kind, reason, count, seconds, message in rows:
+    for sort, queue, kind, reason, count, seconds, message, is_consequence in rows:
         last = f"the last {human_duration(seconds)} ago"
         detail = f": {_first_line(message)}" if message else ""
         if sort == "unknown":
@@ -64,8 +65,12 @@ def _judge_failures(rows: ResultRows) -> list[Finding]:
                     "failures",
                     Level.NOTICE,
                     f"{count:,} dead ({reason}) in the last day, kind {kind}, {last}{detail}",
-                    f"`forebay dead groups --kind {kind}`; after a fix:"
-                    f" `forebay dead redrive --kind {kind}`",
+                    f"`forebay dead groups --kind {kind}`"
+                    + (
+                        " names the jobs to redrive; these follow by themselves"
+                        if is_consequence
+                        else f"; after a fix: `forebay dead redrive --kind {kind}`"
+                    ),
                     {"kind": kind, "queue": queue, "reason": reason, "dead": count},
                 )
             )

@@ -46,6 +46,44 @@ class RecordedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChildDeath:
+    """The child of which a dead parent died, and which is to be redriven first.
+
+    Attributes:
+        job_id: the child.
+        kind: None if it has no dead letter.
+        dead_id: its dead letter; None: it was cancelled, or the dead letter was deleted.
+        redriven_as: its new job; None: it was not redriven.
+        cause: of its death, as in ``dead_groups``.
+    """
+
+    job_id: int
+    kind: str | None = None
+    dead_id: int | None = None
+    redriven_as: int | None = None
+    cause: str | None = None
+
+    @property
+    def advice(self) -> str:
+        """What to do: never a redrive of the parent, which would die again."""
+        if self.dead_id is None:
+            return (
+                f"child {self.job_id} was cancelled, or its dead letter was deleted: enqueue this"
+                " job anew"
+            )
+        child = f"child {self.job_id} ({self.kind})"
+        if self.redriven_as is not None:
+            return (
+                f"{child} was redriven: this job follows by itself when job {self.redriven_as} is"
+                f" done: forebay where {self.redriven_as}"
+            )
+        return (
+            f"{child} is dead: after a fix, forebay dead redrive --job {self.job_id}; this job"
+            " follows by itself"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowState:
     """The steps of a job in one group, and what it waits for.
 
@@ -62,6 +100,7 @@ class FlowState:
         ended: how many of them have ended.
         first_dead: the first of them that is dead or was cancelled; None for none.
         cancelled_at: when it was cancelled while it waited: then its handler compensates, and ends.
+        died_of: the child of which it died, if it follows when that one is redriven.
     """
 
     group: str
@@ -77,6 +116,7 @@ class FlowState:
     ended: int | None = None
     first_dead: int | None = None
     cancelled_at: datetime | None = None
+    died_of: ChildDeath | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

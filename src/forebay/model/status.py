@@ -8,6 +8,7 @@ from datetime import date, datetime
 from typing import Any, Final, Literal
 
 from forebay._dataclass import dataclass
+from forebay.model.flows import ChildDeath
 from forebay.model.job import JobState
 
 #: What a cancellation means for a job: it will not start; a worker has it and is requested to stop;
@@ -251,6 +252,8 @@ class DeadGroup:
         is_muted: whether deaths of this cause are no errors in the log.
         muted_until: when that ends; None if it does not, or is not muted.
         endpoint: the endpoint to which they were delivered; None: they are no deliveries.
+        died_of: of the newest, the child of which it died: the cause is a consequence; redrive the
+            child.
     """
 
     cause: str
@@ -266,6 +269,7 @@ class DeadGroup:
     is_muted: bool
     muted_until: datetime | None
     endpoint: str | None = None
+    died_of: ChildDeath | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

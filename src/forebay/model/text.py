@@ -21,6 +21,24 @@ _UNSHOWABLE: Final = re.compile(
 #: The same and the line feed, which would begin another line of a log.
 _UNLOGGABLE: Final = re.compile(rf"{_UNSHOWABLE.pattern}|\n")
 
+#: Words with which our sentences begin, and names of queues, jobs and workers seldom do.
+_FIRST_WORDS: Final = frozenset(
+    (
+        *("a", "an", "another", "attempt", "dead", "endpoint", "it", "its", "job", "limit", "more"),
+        *("no", "nothing", "ordering", "queue", "step", "the", "they", "too", "writes"),
+    )
+)
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter, unless it may begin with a name.
+
+    >>> sentence("the audit ended"), sentence("web-1 has it")
+    ('The audit ended', 'web-1 has it')
+    """
+    first = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if first.strip(":,") in _FIRST_WORDS else text
+
 
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as ``SIGSEGV``, or its number where it has none."""

@@ -156,6 +156,9 @@ def _ended(case: _Case) -> _Found:
                 f"See forebay dead show --job {job.job_id}; after a fix:"
                 f" forebay dead redrive --job {job.job_id}"
             )
+            flow = case.facts.flow
+            if flow is not None and flow.died_of is not None:
+                hint = flow.died_of.advice
     if job.redriven_as is not None:
         what += f"; it was redriven as job {job.redriven_as}"
         hint = f"forebay doctor --job {job.redriven_as}"
@@ -194,8 +197,9 @@ def _flow(case: _Case) -> _Found | None:
         )
     children = counted(flow.children or 0, "job")
     dead = flow.first_dead
+    have = "has" if flow.ended == 1 else "have"
     return _Found(
-        f"{step} waits for {children}, of which {flow.ended or 0:,} have ended{since}"
+        f"{step} waits for {children}, of which {flow.ended or 0:,} {have} ended{since}"
         + ("" if dead is None else f"; job {dead} did not end well"),
         "flow",
         None if dead is None else f"See forebay dead show --job {dead}",

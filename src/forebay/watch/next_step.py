@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from forebay.model import JobState
 from forebay.model.explanation import Explanation
+from forebay.model.flows import FlowState
 from forebay.model.status import JobStatus
 from forebay.model.text import attempt_of
 
 
-def next_step(job: JobStatus, explanation: Explanation | None) -> str:
+def next_step(
+    job: JobStatus, explanation: Explanation | None, flow: FlowState | None = None
+) -> str:
     """Return what happens next to a job in one group."""
     match job.state:
         case JobState.DONE:
@@ -17,6 +20,8 @@ def next_step(job: JobStatus, explanation: Explanation | None) -> str:
             return "nothing: it was cancelled; to run it, enqueue or replay it"
         case JobState.DEAD | JobState.EXPIRED if job.redriven_as is not None:
             return f"nothing here: it continues as job {job.redriven_as}"
+        case JobState.DEAD if flow is not None and flow.died_of is not None:
+            return flow.died_of.advice
         case JobState.DEAD | JobState.EXPIRED:
             return f"nothing until it is redriven: forebay dead redrive --job {job.job_id}"
         case JobState.RUNNING | JobState.CLAIMED:
@@ -30,6 +35,8 @@ def next_step(job: JobStatus, explanation: Explanation | None) -> str:
     if job.cancel_requested:
         return "the next claim skips it as cancelled"
     if explanation is not None and explanation.cause == "flow":
+        if flow is not None and flow.first_dead is not None:
+            return "its gather raises ChildrenDied when that is over, unless it collects"
         return "its handler continues when that is over"
     expires = f"; it expires at {_time(job)}" if job.expires_at is not None else ""
     if job.run_at is not None:

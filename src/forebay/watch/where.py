@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.errors import InvalidJob, shown
 from forebay.model.archive import Family, FoundAs, JobAttempt, Whereabouts
+from forebay.model.explanation import Explanation
 from forebay.model.flows import FlowState
 from forebay.model.status import JobHistory, JobStatus
 from forebay.model.text import whole_number
@@ -56,16 +57,18 @@ def _details(query: str) -> str:
 # functions.
 _WHERE: Final = f"""\
 with found as materialized (
-    select row_number() over () as nr, w.found_as, w.is_last, j.job_id, j.state, {STATUS} as job
-    from forebay.where_is(%(what)s, {JOBS_MAX}) w cross join lateral forebay.job(w.job_id) j),
+    select row_number() over () as nr, w.found_as, w.is_last, w.is_key, j.job_id, j.state,
+        {STATUS} as job
+    from forebay.where_is(%(what)s, {JOBS_MAX}, %(as_key)s::boolean) w
+    cross join lateral forebay.job(w.job_id) j),
 -- The newest unfinished job, or the newest; an unknown id too.
 chosen as materialized (
     select coalesce((select f.job_id from found f
                      order by f.state operator(pg_catalog.=) any ({_ENDED}), f.nr limit 1),
                     %(number)s::bigint) as job_id)
 select json_build_object(
-    'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last, 'job',
-        f.job) order by f.nr) from found f),
+    'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last,
+        'is_key', f.is_key, 'job', f.job) order by f.nr) from found f),
     'job_id', {_CHOSEN},
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
@@ -82,6 +85,7 @@ select json_build_object(
 class _Match(msgspec.Struct):
     found_as: FoundAs
     is_last: bool
+    is_key: bool
     job: JobStatus
 
 
@@ -95,7 +99,7 @@ class _Answer(msgspec.Struct):
     facts: list[Any] | None
 
 
-def where(what: object) -> Operation[Whereabouts]:
+def where(what: object, *, as_key: bool = False) -> Operation[Whereabouts]:
     """Return the call that finds jobs by an id, a correlation id or a key, and reads what is
     known of one.
     """
@@ -109,37 +113,48 @@ def where(what: object) -> Operation[Whereabouts]:
         ((answer,),) = rows
         return _whereabouts(text, msgspec.convert(json.loads(answer), _Answer))
 
-    return Operation(_WHERE, decode, {"what": text, "number": whole_number(text)})
+    return Operation(
+        _WHERE,
+        decode,
+        {"what": text, "as_key": as_key, "number": None if as_key else whole_number(text)},
+    )
 
 
-def _of_ended(read: _Answer, found: list[Any]) -> list[Any]:
+def _of_ended(read: _Answer, found: list[Any], flows: dict[str, FlowState]) -> list[Explanation]:
     # It has ended in every group: that alone is the answer, without a look at workers, limits and
     # keys.
     errors = {history.group: history.errors for history in read.histories or ()}
-    now = Facts(read_at=datetime.now(UTC))
+    now = datetime.now(UTC)
     ended = [match.job for match in found if match.job.job_id == read.job_id]
-    return [explain(job, errors.get(job.group, ()), now) for job in ended]
+    return [
+        explain(job, errors.get(job.group, ()), Facts(read_at=now, flow=flows.get(job.group)))
+        for job in ended
+    ]
 
 
 def _whereabouts(what: str, read: _Answer) -> Whereabouts:
     found = read.found or []
+    flows = {one.group: one for one in msgspec.convert(read.flows or [], list[FlowState])}
     reasons = [] if read.job_id is None else explanations(read.job_id, read.facts or [])
     if read.facts is None:
-        reasons = _of_ended(read, found)
+        reasons = _of_ended(read, found, flows)
     by_group = {one.group: one for one in reasons}
     return Whereabouts(
         what=what,
         found_as=found[0].found_as if found else None,
         is_complete=all(match.is_last for match in found),
+        is_key=any(match.is_key for match in found),
         jobs=[match.job for match in found],
         job_id=read.job_id if found else None,
         attempts=read.attempts or [],
         histories=read.histories or [],
-        flows=[msgspec.convert(one, FlowState) for one in read.flows or ()],
+        flows=list(flows.values()),
         family=Family() if read.family is None else msgspec.convert(read.family, Family),
         explanations=reasons,
         next_steps={
-            match.job.group: next_step(match.job, by_group.get(match.job.group))
+            match.job.group: next_step(
+                match.job, by_group.get(match.job.group), flows.get(match.job.group)
+            )
             for match in found
             if match.job.job_id == read.job_id
         },

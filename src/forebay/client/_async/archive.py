@@ -19,7 +19,9 @@ from forebay.watch import where
 class AsyncArchive(AsyncClientBase):
     """Find jobs, ended ones too, and see what became of them."""
 
-    async def where(self, what: int | str, *, conn: AsyncConnection | None = None) -> Whereabouts:
+    async def where(
+        self, what: int | str, *, as_key: bool = False, conn: AsyncConnection | None = None
+    ) -> Whereabouts:
         """Return where a job is: its attempts and errors, what it waits for, and what happens next.
 
         Several jobs can have one correlation id or key: all are listed, the newest 20, and the
@@ -28,12 +30,13 @@ class AsyncArchive(AsyncClientBase):
         Args:
             what: the id of a job; or a correlation id, an ordering key, a limit key or a unique
                 key.
+            as_key: whether a number is looked for as a key only, also if a job has this id.
             conn: the connection to use. It needs the rights of an operator or reader.
 
         Raises:
             InvalidJob: ``what`` is empty or too long.
         """
-        return await self._run(conn, where.where(what))
+        return await self._run(conn, where.where(what, as_key=as_key))
 
     async def family(
         self, job_id: int, *, most: int = 20, conn: AsyncConnection | None = None

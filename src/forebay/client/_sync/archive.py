@@ -20,7 +20,9 @@ from forebay.watch import where
 class Archive(ClientBase):
     """Find jobs, ended ones too, and see what became of them."""
 
-    def where(self, what: int | str, *, conn: SyncConnection | None = None) -> Whereabouts:
+    def where(
+        self, what: int | str, *, as_key: bool = False, conn: SyncConnection | None = None
+    ) -> Whereabouts:
         """Return where a job is: its attempts and errors, what it waits for, and what happens next.
 
         Several jobs can have one correlation id or key: all are listed, the newest 20, and the
@@ -29,12 +31,13 @@ class Archive(ClientBase):
         Args:
             what: the id of a job; or a correlation id, an ordering key, a limit key or a unique
                 key.
+            as_key: whether a number is looked for as a key only, also if a job has this id.
             conn: the connection to use. It needs the rights of an operator or reader.
 
         Raises:
             InvalidJob: ``what`` is empty or too long.
         """
-        return self._run(conn, where.where(what))
+        return self._run(conn, where.where(what, as_key=as_key))
 
     def family(self, job_id: int, *, most: int = 20, conn: SyncConnection | None = None) -> Family:
         """Return the job whose handler enqueued a job, and the newest jobs that it has enqueued.

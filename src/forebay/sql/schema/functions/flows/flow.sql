@@ -20,13 +20,16 @@
 --                how many jobs it waits for, how many of them have ended, and the first of those
 --                that is dead or was cancelled
 --   cancelled_at  when it was cancelled while it waited: its handler compensates, and ends
+--   died_of      of a dead job that follows its children: an object with `job_id`, `kind`, `dead_id`,
+--                `redriven_as` and `cause` of the child to redrive first; `dead_id` is null if it was
+--                cancelled, or its dead letter deleted. Null: it died of something else
 --
 -- A step is of the kind step, once, item, failed, sleep, wait, signal, timeout, taken, children, died
 -- or cancelled. `with_values` adds what the steps have returned, at most 16 megabytes.
 -- pages: 60 + 60 a job
 create function forebay.flow(job_id bigint, with_values boolean default false)
 returns table (group_name text, steps jsonb, waits_for text, step text, step_key text, since timestamptz, until timestamptz,
-               signal_name text, signal_key text, children integer, ended integer, first_dead bigint, cancelled_at timestamptz)
+               signal_name text, signal_key text, children integer, ended integer, first_dead bigint, cancelled_at timestamptz, died_of jsonb)
 language plpgsql stable security definer
 rows 2
 set search_path = pg_catalog, pg_temp
@@ -55,6 +58,7 @@ begin
         group_name := v_group.name;
         steps := v_callback || v_group.steps;
         cancelled_at := v_group.cancelled_at;
+        died_of := forebay._died_of(flow.job_id, v_group.name);
         select w.waits_for, w.step, w.step_key, w.since, w.until, w.signal_name, w.signal_key, w.children, w.ended, w.first_dead
         into waits_for, step, step_key, since, until, signal_name, signal_key, children, ended, first_dead
         from forebay._flow_waits(flow.job_id, v_group.group_id) w;
@@ -63,7 +67,8 @@ begin
     if v_callback <> '[]' then
         return query
         select j.group_name, v_callback, v_waits.waits_for, v_waits.step, v_waits.step_key, v_waits.since, v_waits.until,
-               v_waits.signal_name, v_waits.signal_key, v_waits.children, v_waits.ended, v_waits.first_dead, null::timestamptz
+               v_waits.signal_name, v_waits.signal_key, v_waits.children, v_waits.ended, v_waits.first_dead, null::timestamptz,
+               forebay._died_of(flow.job_id, j.group_name)
         from (select distinct i.group_name from forebay.job(flow.job_id) i) j
         where j.group_name is not null and j.group_name <> all (v_seen);
     end if;

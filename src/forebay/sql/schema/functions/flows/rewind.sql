@@ -4,7 +4,8 @@
 -- later ones are forgotten. A flow that waits or will be tried again continues at once; of a dead
 -- one a new job is made, as forebay.redrive() does. Returns the id of the job that continues.
 --
--- Jobs that a forgotten step had enqueued run on, and no flow waits for them.
+-- Jobs that a forgotten step had enqueued run on, and no flow waits for them. With a wait that is
+-- not over, the signal that was sent for it is forgotten, as one that was taken is.
 --
 -- Parameters:
 --   step, key   the step; of several checkpoints with that name and key the first
@@ -13,7 +14,7 @@
 -- Errors: JQ001 the job has no such step, or it neither waits nor is dead in exactly one group;
 --   JQ013 no such job; JQ012 not called alone; otherwise as forebay.redrive().
 -- Transaction: alone.
--- Locks: the promotion lock; of a dead job those of forebay.redrive().
+-- Locks: the promotion lock, then the signal; of a dead job those of forebay.redrive().
 -- pages: 500 + 60 a segment
 create function forebay.rewind(job_id bigint, step text, key text default null, group_name text default null) returns bigint
 language plpgsql volatile security definer
@@ -36,6 +37,11 @@ begin
         v_new := d.redriven_as;
     else
         perform forebay._move_deferred_rows('retry', '{}', array[rewind.job_id], array[forebay._parked_row(rewind.job_id, v.group_id)]);
+        -- No promotion has brought it to the flow: it would end the new wait at once.
+        delete from forebay.signal s using forebay.waiter w, forebay.step p
+        where w.job_id = rewind.job_id and w.group_id = v.group_id and s.name = w.name and s.key = w.key
+          and p.job_id = w.job_id and p.group_id = w.group_id and p.kind = 'p' and p.name = w.step and p.key is not distinct from w.step_key
+          and p.no >= v.no;
         perform forebay._forget_steps(rewind.job_id, v.group_id, v.no);
     end if;
     perform forebay._record_event(
@@ -127,7 +133,11 @@ begin
             message = case v_count when 0 then case when v_waits then format('job %s waits for the jobs before it: it has recorded no steps', p_job_id) else format('job %s is %s: only a flow that waits or is dead can be rewound', p_job_id, v_states) end
                       else format('job %s can be rewound in %s groups', p_job_id, v_count) end,
             hint = case v_count when 0 then case when v_waits then 'Nothing was changed. It is the callback of a gather, and runs when these jobs have ended.'
-                                                 else 'Nothing was changed. Of a job that was redriven, rewind the new one.' end else 'Name the group.' end;
+                                                 else 'Nothing was changed. ' || case
+                                                     when v_states ~ 'ready|running|claimed' then format('Repeat it when the job waits again; or cancel it: forebay jobs cancel %s.', p_job_id)
+                                                     when v_states ~ 'dead|expired' then 'Of a job that was redriven, rewind the new one.'
+                                                     when v_states ~ 'scheduled|retrying' then 'It has recorded no steps.'
+                                                     else 'It has ended: enqueue it anew.' end end else 'Name the group.' end;
     end if;
     select min(s.no) filter (where s.name = p_step and s.key is not distinct from p_key) into v_no
     from forebay.step s where s.job_id = p_job_id and s.group_id = v_group;

@@ -12,18 +12,21 @@
 --   is_muted, muted_until    deaths of the cause are no errors in the log until then; null: until
 --                            it is unmuted
 --   endpoint                 of deliveries: the name of the endpoint
+--   died_of                  of the newest: the child of which it died, as in forebay.flow(); with it,
+--                            the cause is a consequence: redrive the child, and this job follows
 --
 -- See: docs/howto/dead-letters.md#group-failures-by-cause
 create function forebay.dead_groups(only_queue text default null, only_kind text default null, only_cause text default null,
                                     only_endpoint text default null)
 returns table (cause text, kind text, error_type text, place text, reason text, jobs bigint, first_at timestamptz, last_at timestamptz,
-               dead_id bigint, message text, is_muted boolean, muted_until timestamptz, endpoint text)
+               dead_id bigint, message text, is_muted boolean, muted_until timestamptz, endpoint text, died_of jsonb)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
     select g.cause, d.kind, d.errors -> -1 ->> 'type', d.place, d.reason, g.jobs, g.first_at, g.last_at, d.dead_id,
-           left(d.errors -> -1 ->> 'message', 500), m.cause is not null, m.until, g.endpoint
+           left(d.errors -> -1 ->> 'message', 500), m.cause is not null, m.until, g.endpoint,
+           forebay._died_of(d.job_id, forebay._group_name(d.group_id))
     from (select i.cause, case when i.queue = 'forebay.deliver' then i.limit_key end as endpoint, count(*) as jobs, min(i.died_at) as first_at, max(i.died_at) as last_at, max(i.dead_id) as dead_id
           from forebay.dead_letter i
           where i.redriven_at is null
