@@ -2,7 +2,10 @@
 
 import pytest
 
+import forebay
+from forebay.errors import DatabaseUnavailable, PermissionDenied
 from tests.support.engine import Reader, enqueue, shift_clock, state
+from tests.support.least_privilege import as_login
 from tests.support.mutant import violation
 
 pytestmark = pytest.mark.anyio
@@ -60,3 +63,34 @@ async def test_a_worker_that_lives_is_not_waited_for(app, conn, database):
         assert alive.claim().job_ids == [job_id]
         await app.worker().run(until_idle=True)
         assert state(conn, job_id) == "claimed"
+
+
+@pytest.mark.parametrize("role", ["reader", "producer", "operator", None])
+async def test_a_run_of_a_login_that_is_no_workers_ends(app, conn, role):
+    """From cron each run would stand for ever beside the others; it says which role is missing."""
+    login = f"short_{role}".lower()
+    member = f" in role forebay_{role}" if role else ""
+    conn.execute(f"create role {login} login{member}")
+    try:
+        own = forebay.App(as_login(conn.info.dsn, login))
+
+        @own.job
+        def work() -> None: ...
+
+        with pytest.raises(PermissionDenied) as caught:
+            await own.worker().run(until_idle=True)
+        assert "forebay_worker" in caught.value.hint
+    finally:
+        conn.execute(f"drop role {login}")
+
+
+async def test_a_run_that_does_not_reach_its_database_ends(app, conn, monkeypatch):
+    """A wrong name or password does not become right, and from cron the next run tries again."""
+    monkeypatch.setattr("forebay.worker.lease.leases._SHORT_RUN_SECONDS", 0.0)
+    own = forebay.App(as_login(conn.info.dsn, "no_such_login"))
+
+    @own.job
+    def work() -> None: ...
+
+    with pytest.raises(DatabaseUnavailable):
+        await own.worker().run(until_idle=True)

@@ -6,7 +6,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import ConfigError, DatabaseUnavailable, ForeignCluster, SchemaError
+from forebay.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    ForeignCluster,
+    PermissionDenied,
+    SchemaError,
+)
 from forebay.model.text import counted, logger
 from forebay.ops import protocol
 from forebay.ops.queues import paused_queues
@@ -31,6 +37,9 @@ _CHECK_SECONDS = 0.25
 
 #: Pause after the database refused a lease: most of the causes need an operator.
 _REFUSED_SECONDS = 3.0
+
+#: A run that ends by itself waits for its database as long; the next run of cron comes anyway.
+_SHORT_RUN_SECONDS = 60.0
 
 
 #: How many groups are opened in one transaction.
@@ -108,9 +117,12 @@ class LeaseKeeper:
             SchemaError: the schema is too new for this library; or it is missing or too old, and
                 the worker must not wait for it.
             ForeignCluster: the schema was restored from another cluster and not adopted.
+            PermissionDenied: the login is no worker's, and the run ends by itself.
+            DatabaseUnavailable: the run ends by itself, and has not reached it for a minute.
         """
         failures = 0
         problem = ""
+        began: float | None = None
         while not self._signals.is_stopping:
             try:
                 await self._open_groups()
@@ -129,20 +141,27 @@ class LeaseKeeper:
                     )
                 )
             except DatabaseUnavailable as error:
+                if first and self._common.until_idle:
+                    began = began or time.monotonic()
+                    if time.monotonic() - began >= _SHORT_RUN_SECONDS:
+                        raise
                 self._signals.outage.failed("claims", error)
                 failures += 1
                 await self._signals.pause_in_outage(failures)
             except Exception as error:
+                if isinstance(error, PermissionDenied):  # Whatever was refused first, it needs all.
+                    error = PermissionDenied(error.problem, roles=("forebay_worker",))
                 if first and not self._waits_after(error):
-                    raise
+                    raise error  # noqa: TRY201
                 is_schema = isinstance(error, SchemaError)
                 self.problem = "waiting for the schema" if is_schema else "no lease: refused"
                 if str(error) != problem:
                     problem = str(error)
+                    hint = getattr(error, "hint", None) or ""
                     if first and isinstance(error, SchemaError):
-                        log.warning("%s; the worker waits for it. %s", error.message, error.hint)
+                        log.warning("%s; the worker waits for it. %s", error.message, hint)
                     else:
-                        log.error("no lease: %s", error)
+                        log.error("%s", f"no lease: {error}. {hint}".removesuffix(". "))
                 await self._signals.pause(_REFUSED_SECONDS)
             else:
                 self.problem = ""
@@ -159,11 +178,13 @@ class LeaseKeeper:
 
     def _waits_after(self, error: Exception) -> bool:
         """Return whether a worker that starts waits after an error: a migration may be about to
-        run.
+        run, or a role to be granted. No run that ends by itself waits for a role.
         """
         if isinstance(error, SchemaError):
             is_older = error.found is None or error.needed is None or error.found < error.needed
             return is_older and self._waits_for_schema
+        if isinstance(error, PermissionDenied):
+            return not self._common.until_idle
         return not isinstance(error, ForeignCluster)
 
     async def _open_groups(self) -> None:
