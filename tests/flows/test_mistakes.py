@@ -451,8 +451,8 @@ async def test_a_handler_that_ends_its_transaction_by_sql_is_not_done(
     ("items", "key", "says"),
     [
         (None, str, "needs items to go through, not None"),
-        ([1], None, "has key=None, which is no function"),
-        ([1], "id", "has key='id', which is no function"),
+        ([1], None, "has key=None, which is not a function"),
+        ([1], "id", "has key='id', which is not a function"),
     ],
 )
 async def test_a_loop_of_nothing_to_go_through_is_refused(app, conn, flavour, items, key, says):

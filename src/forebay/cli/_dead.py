@@ -45,8 +45,10 @@ from forebay.errors import ConfigError, DeadLetterNotFound
 from forebay.model.text import attempt_of, counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.client import Client
-    from forebay.model.status import DeadLetter, PurgePlan, RedrivePlan
+    from forebay.model.status import DeadGroup, DeadLetter, PurgePlan, RedrivePlan
 
 commands = Commands()
 
@@ -253,35 +255,36 @@ def groups(
         )
     out.print(rows)
     out.print()
-    seen: set[str] = set()
-    for each in found:
-        if each.cause in seen:
-            continue
-        seen.add(each.cause)
-        muted = ""
-        if each.is_muted:
-            muted = f"muted until {moment(each.muted_until)}" if each.muted_until else "muted"
-        message = (each.message or "").strip().partition("\n")[0]
-        place = f"in {each.place}" if each.place else ""
-        if each.died_of is not None:
-            # The place is where the parent waited, or no code of the application.
-            cause = each.died_of.cause or f"the end of job {each.died_of.job_id}"
-            place = f"a consequence of {cause}"
-        parts = (place, message, muted)
-        line = one_line(": ".join(part for part in parts if part) or each.reason)
-        out.print(f"{each.cause}  {line.plain}", cut=True)
-    # A parent is not redriven: it follows its children, which the filter may have left out.
-    first = next((each for each in found if each.died_of is None), None)
-    if first is not None:
-        hint = (
-            f"forebay dead show {first.dead_id}; after a fix: forebay dead redrive --cause"
-            f" {first.cause}"
-        )
-    else:
-        of = found[0].died_of
-        assert of is not None
-        hint = f"forebay dead groups --cause {of.cause}" if of.cause else of.advice
-    out.print(f"→ {hint}", style="dim", soft_wrap=True)
+    for each in {each.cause: each for each in reversed(found)}.values():
+        out.print(f"{each.cause}  {_line_of(each).plain}", cut=True)
+    out.print(f"→ {_next_of(found)}", style="dim", soft_wrap=True)
+
+
+def _line_of(group: DeadGroup) -> Text:
+    """Return the place, the message and whether its deaths are expected."""
+    muted = ""
+    if group.is_muted:
+        muted = f"muted until {moment(group.muted_until)}" if group.muted_until else "muted"
+    message = (group.message or "").strip().partition("\n")[0]
+    place = f"in {group.place}" if group.place else ""
+    if group.died_of is not None:
+        # The place is where the parent waited, or no code of the application.
+        cause = group.died_of.cause or f"the end of job {group.died_of.job_id}"
+        place = f"a consequence of {cause}"
+    return one_line(": ".join(part for part in (place, message, muted) if part) or group.reason)
+
+
+def _next_of(found: Sequence[DeadGroup]) -> str:
+    """Return what to do first: a parent follows its children, which a filter may have left out."""
+    for group in found:
+        if group.died_of is None:
+            return (
+                f"forebay dead show {group.dead_id}; after a fix: forebay dead redrive --cause"
+                f" {group.cause}"
+            )
+    first = found[0].died_of
+    assert first is not None
+    return f"forebay dead groups --cause {first.cause}" if first.cause else first.advice
 
 
 @commands.add("mute")

@@ -24,7 +24,7 @@ from forebay.cli.output import (
     state_text,
     table,
 )
-from forebay.cli.text import Table, Text, console
+from forebay.cli.text import Console, Table, Text, console
 from forebay.errors import JobNotFound
 from forebay.model.archive import Family
 from forebay.model.change import JobFilter
@@ -199,24 +199,29 @@ def show(
         if number:
             out.print()
         history = histories.get(job.group)
+        flow = flows.get(job.group)
         # A flow that has begun does not expire.
-        may_expire = not job.state.is_final and job.group not in flows
+        may_expire = not job.state.is_final and flow is None
         rows = _facts(job, history, answers.get(job.group), may_expire=may_expire)
-        if job.group in flows and (died_of := flows[job.group].died_of) is not None:
-            rows.add_row("next", died_of.advice)
+        if flow is not None and flow.died_of is not None:
+            rows.add_row("next", flow.died_of.advice)
         if not number:
             _add_family(rows, family)
         out.print(rows)
-        if job.group in flows:
-            print_steps(out, flows[job.group], values=values)
+        if flow is not None:
+            print_steps(out, flow, values=values)
         for error in history.errors if history else ():
             out.print(failure_headline(error))
-        if history and history.result and history.result.problem is None:
-            out.print(Text("result", style="bold"))
-            out.print(json_text(history.result.value))
+        _print_result(out, history)
     if found[0].args:
         out.print(Text("arguments", style="bold"))
         out.print(json_text(shown_args(found[0])))
+
+
+def _print_result(out: Console, history: JobHistory | None) -> None:
+    if history and history.result and history.result.problem is None:
+        out.print(Text("result", style="bold"))
+        out.print(json_text(history.result.value))
 
 
 def _found(client: Client, job_id: int) -> list[JobStatus]:

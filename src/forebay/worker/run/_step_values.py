@@ -54,14 +54,14 @@ def checked_loop(name: str, items: Any, key: object) -> None:
     """Refuse what no loop can be made of.
 
     Raises:
-        StepRefused: there are no items, or the key is no function.
+        StepRefused: there are no items, or the key is not a function.
     """
     if not isinstance(items, Iterable | AsyncIterable):
         raise StepRefused(name, f"needs items to go through, not {shown(items)}")
     if not callable(key):
         raise StepRefused(
             name,
-            f"has key={shown(key)}, which is no function",
+            f"has key={shown(key)}, which is not a function",
             hint="It gives the key of an item: key=lambda item: item.id",
         )
 
