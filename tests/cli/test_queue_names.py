@@ -170,3 +170,11 @@ def test_arguments_that_the_handler_does_not_take_are_refused(forebay, conn, sho
     assert (refused.code, "id is not an argument" in refused.err) == (2, True), refused
     assert one(conn, "select count(*) from forebay.log") == 0
     assert forebay("backfill", *rows, "--column", "user_id=id").code == 0
+
+
+def test_an_empty_queue_is_refused(forebay, conn):
+    """A variable of the shell that is not set sends no job to another queue."""
+    answer = forebay("enqueue", "work", "--queue", "")
+    assert answer.code == 2
+    assert "queue is not a name: ''" in answer.err
+    assert one(conn, "select count(*) from forebay.log") == 0

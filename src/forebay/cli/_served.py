@@ -136,10 +136,11 @@ def _kind_of(app: str | None, kind: str) -> Kind | None:
 def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str | None]:
     from forebay.arguments.kinds import QUEUE_DEFAULT
     from forebay.db.own import run_own
+    from forebay.model.checks import checked_name
     from forebay.ops.queues import queue_known, queue_of
 
     declared = run_own(dsn, queue_of(kind))
-    name = queue or declared or QUEUE_DEFAULT
+    name = declared or QUEUE_DEFAULT if queue is None else checked_name(queue, "queue")
     _, is_served = run_own(dsn, queue_known(name))
     if queue is None and declared is None:
         which = "" if is_served else ", and none has ever served that one"
