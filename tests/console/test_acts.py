@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.testclient import TestClient
 
+import forebay
 from forebay.console import User, asgi
 from forebay.console._acts import ACTS, PERMISSIONS
 from forebay.console._pages import PAGES
@@ -501,3 +502,27 @@ def test_a_preview_that_counts_too_long_says_so(conn, browse, monkeypatch):
     assert "by more filters" in answer.text
     monkeypatch.undo()
     assert browse.get(address).status_code == 200
+
+
+def test_a_parent_that_died_of_its_children_leads_to_their_cause(conn, app, browse):
+    """
+    Its own redrive would die again; the pages name the child, and the cause of the children.
+    """
+
+    @app.job(max_attempts=1)
+    def part() -> None:
+        raise ConnectionError
+
+    @app.job
+    def whole(results: list[None]) -> None:
+        """Never called."""
+
+    forebay.gather(conn, [part.call()], then=whole)
+    app.run_worker(until_idle=True)
+    child = one(conn, "select cause from forebay.dead_letter where kind = 'part'")
+    parent = one(conn, "select cause from forebay.dead_letter where kind = 'whole'")
+    assert f">{child}</a>" in browse.get("/main/failures").text
+    page = browse.get(f"/main/cause?cause={parent}").text
+    assert "forebay dead redrive --job" in page
+    assert f"forebay dead redrive --cause {parent}" not in page
+    assert f"forebay dead redrive --cause {child}" in browse.get(f"/main/cause?cause={child}").text
