@@ -67,8 +67,8 @@ def where(
         out = console()
         for line in _screen(found, out.width):
             out.print(line, cut=True)
-        if found.is_key:
-            out.print(f"{what} is also a key: forebay where --key {what}", style="dim")
+        if found.found_as == "job":
+            out.print(f"If you mean a key: forebay where --key {what}", style="dim")
     if found.job_id is None:
         raise SystemExit(ExitCode.FAILED)
 

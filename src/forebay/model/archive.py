@@ -107,8 +107,6 @@ class Whereabouts:
         explanations: what it waits for, or what became of it, by group.
         next_steps: what happens next, by group.
         family: what enqueued it, and what it has enqueued.
-        is_key: whether the number of the job is also a key of another one, as far as the newest
-            rows tell: see ``as_key`` of ``where``.
     """
 
     what: str
@@ -122,7 +120,6 @@ class Whereabouts:
     next_steps: Mapping[str, str]
     flows: Sequence[FlowState] = ()
     family: Family = Family()
-    is_key: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,8 +57,7 @@ def _details(query: str) -> str:
 # functions.
 _WHERE: Final = f"""\
 with found as materialized (
-    select row_number() over () as nr, w.found_as, w.is_last, w.is_key, j.job_id, j.state,
-        {STATUS} as job
+    select row_number() over () as nr, w.found_as, w.is_last, j.job_id, j.state, {STATUS} as job
     from forebay.where_is(%(what)s, {JOBS_MAX}, %(as_key)s::boolean) w
     cross join lateral forebay.job(w.job_id) j),
 -- The newest unfinished job, or the newest; an unknown id too.
@@ -68,7 +67,7 @@ chosen as materialized (
                     %(number)s::bigint) as job_id)
 select json_build_object(
     'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last,
-        'is_key', f.is_key, 'job', f.job) order by f.nr) from found f),
+        'job', f.job) order by f.nr) from found f),
     'job_id', {_CHOSEN},
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
@@ -85,7 +84,6 @@ select json_build_object(
 class _Match(msgspec.Struct):
     found_as: FoundAs
     is_last: bool
-    is_key: bool
     job: JobStatus
 
 
@@ -143,7 +141,6 @@ def _whereabouts(what: str, read: _Answer) -> Whereabouts:
         what=what,
         found_as=found[0].found_as if found else None,
         is_complete=all(match.is_last for match in found),
-        is_key=any(match.is_key for match in found),
         jobs=[match.job for match in found],
         job_id=read.job_id if found else None,
         attempts=read.attempts or [],

@@ -9,14 +9,12 @@
 --             there is such a job, unless `as_key` is true: then jobs and subjects are left out
 --   is_last   the search was complete; false: it has looked at the newest 1,000,000 rows without a
 --             summary
---   is_key    of a number that is the id of a job: another job has it as a key, or a flow waits for
---             a signal with this key; of what is not summarized, it has looked at the newest 20,000 rows
 --
 -- Errors: JQ001 `most` is out of range, or `what` is empty or too long.
 -- See: docs/howto/look-back.md
 -- pages: 400 + 60 a segment
 create function forebay.where_is(what text, most integer default 20, as_key boolean default false)
-returns table (job_id bigint, found_as text, is_last boolean, is_key boolean)
+returns table (job_id bigint, found_as text, is_last boolean)
 language plpgsql stable security definer
 rows 20
 set search_path = pg_catalog, pg_temp
@@ -37,14 +35,11 @@ begin
     end if;
     if not where_is.as_key and where_is.what ~ E'^\\d{1,18}$' and (
             exists (select from forebay._rows_of(where_is.what::bigint)) or exists (select from forebay.deferred d where d.job_id = where_is.what::bigint)) then
-        return query
-            select where_is.what::bigint, 'job', true,
-                   exists (select from forebay.signal_waits(where_is.what) w where w.job_id <> where_is.what::bigint)
-                   or exists (select from unnest((forebay._jobs_with(v_names, where_is.what, 2, 20000)).job_ids) u where u <> where_is.what::bigint);
+        return query select where_is.what::bigint, 'job', true;
         return;
     end if;
     return query
-        select r.job_id, 'subject', true, false
+        select r.job_id, 'subject', true
         from (select distinct s.job_id from forebay._subjects_named(where_is.what) n
               cross join lateral (select i.job_id from forebay.subject_state i where i.subject_id = n.subject_id and i.job_id is not null
                                   order by i.no desc, i.part desc limit 2 * where_is.most) s
@@ -54,27 +49,18 @@ begin
         return;
     end if;
     v_waiting := array(select distinct w.job_id from forebay.signal_waits(where_is.what) w order by w.job_id desc limit where_is.most);
-    return query select u.job_id, 'signal', true, false from unnest(v_waiting) u (job_id);
-    v_found := forebay._jobs_with(v_names, where_is.what, where_is.most, 1000000);
+    return query select u.job_id, 'signal', true from unnest(v_waiting) u (job_id);
+    select f.job_ids, f.next is null as is_last into v_found
+    from forebay._find_jobs(
+        (select '(' || string_agg(format('j.%I = %L', n, where_is.what), ' or ') || ')' from unnest(v_names) n), null, '&&',
+        array(select forebay._term(n, where_is.what) from unnest(v_names) n), null, null, null, where_is.most, null, 1000000, 1) f;
     foreach job_id in array v_found.job_ids[: where_is.most - cardinality(v_waiting)] loop
         continue when job_id = any (v_waiting);
         found_as := forebay._found_as(job_id, v_names, where_is.what);
         is_last := v_found.is_last;
-        is_key := false;
         return next;
     end loop;
 end
-$$;
-
-
--- The newest jobs with this value in one of some columns, in the summaries and in a number of newer rows.
-create function forebay._jobs_with(p_names text[], p_value text, p_most integer, p_rows integer, out job_ids bigint[], out is_last boolean)
-language sql stable
-as $$
-    select f.job_ids, f.next is null
-    from forebay._find_jobs(
-        (select '(' || string_agg(format('j.%I = %L', n, p_value), ' or ') || ')' from unnest(p_names) n), null, '&&',
-        array(select forebay._term(n, p_value) from unnest(p_names) n), null, null, null, p_most, null, p_rows, 1) f
 $$;
 
 
