@@ -165,7 +165,7 @@ class Kind:
         {'user_id': 42}
         """
         name = _checked_name(name if name is not None else _name_of(function), function)
-        _check_options(name, queue, priority)
+        queue = _checked_queue(name, queue, priority)
         _check_timeouts(name, soft_timeout_seconds, hard_timeout_seconds)
         _check_batch_size(name, batch_size)
         keep_seconds = _checked_keep(name, keep_result)
@@ -183,7 +183,7 @@ class Kind:
             name=name,
             function=function,
             arguments=arguments,
-            queue=checks.plain_text(queue),
+            queue=queue,
             priority=priority,
             options=options or JobOptions(),
             retry=retry or RetryPolicy(),
@@ -374,9 +374,10 @@ def _checked_name(name: object, function: Callable[..., Any]) -> str:
         ) from None
 
 
-def _check_options(name: str, queue: str, priority: int) -> None:
+def _checked_queue(name: str, queue: object, priority: int) -> str:
     try:
-        JobOptions(queue=queue, priority=priority)
+        JobOptions(priority=priority)
+        return checks.checked_name(queue, "queue")
     except InvalidJob as error:
         raise ConfigError(f"kind {name}: {error.field}", str(error.problem)) from None
 
