@@ -91,7 +91,7 @@ def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
     }  # fmt: skip
     return {
         "at": at, "checked_at": at, "alerts": [], "queues": [queue], "dead": [], "workers": [],
-        "ticks": [], "lost_workers": [], "overdue": [],
+        "ticks": [], "apps": [], "lost_workers": [], "overdue": [],
         "installed_at": 0.0, "thresholds": [], "endpoints": [], "breakers": [],
         "mirrors": [], "schedules": [], "subjects": [],
         "database": {"snapshot_seconds": 0, "snapshot_seen_seconds": 0, "snapshot_unseen_age": None,

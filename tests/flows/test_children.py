@@ -106,7 +106,7 @@ async def test_a_parent_that_died_of_its_child_follows_it(app, conn):
     ("function", "guard", "without"),
     [
         ("_copy_steps", "('f', 't', 'x', 'd')", "('f', 't', 'x')"),
-        ("_redrive_parent", "s.kind = 'd'", "false"),
+        ("_follows_children", "s.kind = 'd'", "false"),
     ],
 )
 async def test_without_a_guard_the_parent_stays_dead(app, conn, database, function, guard, without):
