@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
-from forebay.db.errors import translate, translate_own
+from forebay.db.errors import translate
 from forebay.db.opening import connected_async
 from forebay.db.server_settings import ENCODING, OF_SERVICES, for_one_transaction, known
 from forebay.errors import DatabaseUnavailable
@@ -178,7 +178,7 @@ class Session:
             except psycopg.Error as error:
                 if conn.closed:
                     self._conn = None
-                ours = translate_own(error)
+                ours = translate(error)
                 if isinstance(ours, DatabaseUnavailable):
                     await self._drop()
                 if ours is None:

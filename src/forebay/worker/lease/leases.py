@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from forebay.db.errors import translate_own
 from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,
@@ -149,8 +150,9 @@ class LeaseKeeper:
                 failures += 1
                 await self._signals.pause_in_outage(failures)
             except Exception as error:
-                if isinstance(error, PermissionDenied):  # Whatever was refused first, it needs all.
-                    error = PermissionDenied(error.problem, roles=("forebay_worker",))
+                refused = translate_own(error)
+                if isinstance(refused, PermissionDenied):  # Whatever came first, it needs all.
+                    error = PermissionDenied(refused.problem, roles=("forebay_worker",))
                 if first and not self._waits_after(error):
                     raise error  # noqa: TRY201
                 is_schema = isinstance(error, SchemaError)
