@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 _APP = "tests.support.storm_app:app"
 
 #: What dies of every second attempt has long survived one of so many.
-_REDRIVES_MOST = 100
+_REDRIVES_MOST = 30
 
 
 @pytest.fixture
