@@ -506,7 +506,9 @@ def _worker_remedy(queue: str) -> str:
 
 
 _OVERDUE_SQL: Final = """
-select m.data, (m.data operator(pg_catalog.->>) 'at')::float8,
+select json_build_object('overdue', m.data operator(pg_catalog.->) 'overdue',
+                         'apps', m.data operator(pg_catalog.->) 'apps'),
+       (m.data operator(pg_catalog.->>) 'at')::float8,
        exists (select from forebay.ticks() t where t.alone and t.expected_by > clock_timestamp())
 from (select forebay.measurements(60, false) as data) m
 """

@@ -22,13 +22,7 @@ language sql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
 as $$
-    with lease as materialized (
-        (select l.details, l.closed_at
-         from forebay.lease l
-         where l.closed_at > forebay._now() - interval '25 hours' and l.closed_as <> 'retired'
-         order by l.closed_at desc limit 500)
-        union all
-        select l.details, 'infinity' from forebay.lease l where l.closed_at is null),
+    with lease as materialized (select * from forebay._recent_leases()),
     -- Details are what a worker says: nothing in them may make this fail.
     said as materialized (
         select coalesce(e.details ->> 'group', 'default') as group_name, e.details -> 'queues' as queues,
